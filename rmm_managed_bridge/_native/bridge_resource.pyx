@@ -1,0 +1,93 @@
+# distutils: language = c++
+"""ManagedBridgeResource: ledger over pool over an upstream RMM resource. See bridge_resource.hpp."""
+
+cimport cython
+from cython.operator cimport dereference
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uintptr_t
+from libcpp cimport bool
+from libcpp.memory cimport unique_ptr
+from libcpp.optional cimport optional
+from rmm.librmm.memory_resource cimport device_async_resource_ref
+from rmm.pylibrmm.memory_resource cimport DeviceMemoryResource, UpstreamResourceAdaptor
+from rmm.pylibrmm.stream cimport Stream
+from rmm.pylibrmm.utils cimport as_stream
+
+from rmm_managed_bridge._native cimport core
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin
+
+from rmm.pylibrmm.stream import DEFAULT_STREAM
+
+from rmm_managed_bridge._native.core import KINDS, TRACKS
+
+
+cdef extern from "bridge_resource.hpp" namespace "rmm_bridge" nogil:
+    cdef cppclass BridgeResource:
+        BridgeResource(CHeap* heap, Origin* origin, uint8_t framework)
+
+    CHeap* new_rmm_heap(
+        CProcess* process, device_async_resource_ref upstream, bool ordered, int device, size_t limit, int kind, int track
+    ) except +
+
+
+cdef extern from *:
+    optional[device_async_resource_ref] make_device_async_resource_ref(BridgeResource&) except +
+
+
+@cython.no_gc_clear
+cdef class NativeBridgeResource(UpstreamResourceAdaptor):
+    """The native half of :class:`rmm_managed_bridge.ManagedBridgeResource`, which checks the arguments."""
+
+    cdef unique_ptr[BridgeResource] c_obj
+    cdef readonly core.Heap heap
+
+    def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, size_t limit_bytes, str kind,
+                  str track):
+        cdef core.Heap heap = core.Heap.__new__(core.Heap)
+        heap.attach(
+            new_rmm_heap(
+                core.process, upstream_mr.get_mr(), ordered, device, limit_bytes, KINDS.index(kind), TRACKS.index(track)
+            ),
+            kind, track, upstream_mr,
+        )
+        self.heap = heap
+        self.c_obj.reset(new BridgeResource(heap.c_heap, core.origin, core.framework_number("rmm")))
+        self.c_ref = make_device_async_resource_ref(dereference(self.c_obj))
+
+    def allocate(self, nbytes, stream=DEFAULT_STREAM):
+        """Allocate `nbytes` bytes on `stream` and return the address; 0 for no bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+            How many bytes.
+        stream : rmm.pylibrmm.stream.Stream, or anything with ``__cuda_stream__``
+            The block may be used by work enqueued on it from now on.
+
+        Raises
+        ------
+        MemoryError
+            If neither the pool nor its upstream has the memory. Says who holds the most.
+        BridgeError
+            If the stream is being captured. The capture stays valid.
+        """
+        cdef Stream native = as_stream(stream)
+        return self.heap.allocate(nbytes, stream=<uintptr_t>native.view().get(), framework="rmm")
+
+    def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):
+        """Free the block at `ptr`, after the work enqueued on `stream` until now.
+
+        Raises
+        ------
+        ForeignPointerError
+            If `ptr` is not the start of a live block of the bridge. Nothing is freed.
+        """
+        cdef Stream native = as_stream(stream)
+        self.heap.deallocate(ptr, nbytes, stream=<uintptr_t>native.view().get(), framework="rmm")
+
+    def get_allocated_bytes(self):
+        """Return the bytes of the blocks that are live, as they were asked for."""
+        return self.heap.live_bytes
+
+    def __repr__(self):
+        return f"<{type(self).__name__}: {self.heap!r} over {type(self.upstream_mr).__name__}>"

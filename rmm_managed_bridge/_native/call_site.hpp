@@ -1,0 +1,145 @@
+// Where in the user's program an allocation came from: the first Python frame outside the bridge and the frameworks,
+// and the tag it was made under.
+//
+// Everything here needs the GIL; that is also what guards the tables.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "heap.hpp"
+
+namespace rmm_bridge {
+
+struct SiteKey {
+  PyCodeObject* code;
+  int instruction;
+  bool operator==(const SiteKey&) const = default;
+};
+struct SiteKeyHash {
+  std::size_t operator()(const SiteKey& key) const noexcept {
+    return (reinterpret_cast<std::uintptr_t>(key.code) >> 4) * 0x9E3779B97F4A7C15ull + static_cast<unsigned>(key.instruction);
+  }
+};
+
+struct Site {
+  PyCodeObject* code = nullptr;
+  int line = 0;
+};
+
+class CallSites {
+ public:
+  static constexpr std::uint32_t kNative = 0;
+  // A program that makes code without end (one code object a notebook cell is nowhere near): later sites are "native".
+  static constexpr std::size_t kLimit = std::size_t{1} << 20;
+
+  // Files below one of these are not the user's.
+  void set_internal(std::vector<std::string> prefixes) {
+    prefixes_ = std::move(prefixes);
+    codes_.clear();  // their references stay: see `internal`
+    last_code_ = nullptr;
+  }
+
+  // kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
+  std::uint32_t capture() noexcept {
+    try {
+      return walk();
+    } catch (const std::bad_alloc&) {
+      return kNative;
+    }
+  }
+
+  const Site& at(std::uint32_t site) const { return sites_[site]; }
+  std::size_t size() const { return sites_.size(); }
+
+ private:
+  std::uint32_t walk() {
+    PyFrameObject* frame = PyEval_GetFrame();
+    if (frame == nullptr) return kNative;
+    Py_INCREF(frame);
+    std::uint32_t site = kNative;
+    while (frame != nullptr) {
+      PyCodeObject* code = PyFrame_GetCode(frame);
+      if (!internal(code)) {
+        site = intern(code, PyFrame_GetLasti(frame));
+        Py_DECREF(code);
+        break;
+      }
+      Py_DECREF(code);
+      PyFrameObject* back = PyFrame_GetBack(frame);
+      Py_DECREF(frame);
+      frame = back;
+    }
+    Py_XDECREF(frame);
+    return site;
+  }
+
+  bool internal(PyCodeObject* code) {
+    if (code == last_code_) return last_internal_;
+    auto [found, fresh] = codes_.try_emplace(code, false);
+    if (fresh) {
+      // The table's own reference: a dead code object's address could come back as somebody else's code.
+      Py_INCREF(code);
+      Py_ssize_t length = 0;
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      const char* file = PyUnicode_AsUTF8AndSize(code->co_filename, &length);
+      PyErr_Restore(type, value, traceback);
+      if (file != nullptr) {
+        const std::string_view name(file, static_cast<std::size_t>(length));
+        for (const std::string& prefix : prefixes_) found->second = found->second || name.starts_with(prefix);
+      }
+    }
+    last_code_ = code;
+    return last_internal_ = found->second;
+  }
+
+  std::uint32_t intern(PyCodeObject* code, int instruction) {
+    const SiteKey key{code, instruction};
+    if (key == last_key_) return last_site_;
+    auto found = index_.find(key);
+    if (found == index_.end()) {
+      if (sites_.size() >= kLimit) return kNative;
+      found = index_.emplace(key, static_cast<std::uint32_t>(sites_.size())).first;
+      sites_.push_back({code, PyCode_Addr2Line(code, instruction)});
+    }
+    last_key_ = key;
+    return last_site_ = found->second;
+  }
+
+  std::vector<std::string> prefixes_;
+  std::unordered_map<PyCodeObject*, bool> codes_;
+  std::unordered_map<SiteKey, std::uint32_t, SiteKeyHash> index_;
+  std::vector<Site> sites_{Site{}};
+  PyCodeObject* last_code_ = nullptr;
+  bool last_internal_ = false;
+  SiteKey last_key_{nullptr, 0};
+  std::uint32_t last_site_ = kNative;
+};
+
+// Who asks for memory, as far as this thread may look: site and tag need the GIL.
+class Origin {
+ public:
+  CallSites sites;
+  PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
+
+  Provenance capture(std::uint8_t framework, Track track) noexcept {
+    Provenance who;
+    who.framework = framework;
+    if (track == Track::off || !PyGILState_Check()) return who;
+    PyObject* tag = nullptr;
+    if (PyContextVar_Get(tag_variable, nullptr, &tag) == 0 && tag != nullptr) {
+      who.tag = static_cast<std::uint32_t>(PyLong_AsLong(tag));
+      Py_DECREF(tag);
+    }
+    if (track == Track::sites) who.site = sites.capture();
+    return who;
+  }
+};
+
+}  // namespace rmm_bridge

@@ -1,0 +1,157 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libcpp cimport bool
+from libcpp.memory cimport unique_ptr
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "cuda.h" nogil:
+    ctypedef struct CUstream_st:
+        pass
+    ctypedef CUstream_st* CUstream
+
+
+cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
+    cdef cppclass HolderKey:
+        uint32_t site
+        uint32_t tag
+        int device
+        uint8_t framework
+        uint8_t kind
+
+    cdef cppclass CUsage "rmm_bridge::Usage":
+        int64_t current_bytes
+        int64_t current_count
+        int64_t peak_bytes
+        int64_t total_bytes
+        int64_t total_count
+        int64_t at_peak_bytes
+        int64_t at_peak_count
+
+    cdef cppclass Entry:
+        uintptr_t ptr
+        uint64_t bytes
+        uint64_t serial
+        uint64_t stream
+        int64_t time_ns
+        uint32_t thread
+        uint32_t holder
+        uint32_t resized_count
+
+    cdef enum class Action(uint8_t):
+        allocate
+
+    cdef cppclass HistoryEvent:
+        Action action
+        HolderKey who
+        Entry entry
+        uint64_t stated_bytes
+
+    cdef cppclass CDriver "rmm_bridge::Driver":
+        bool loaded
+        int devices
+        string why_not
+        void load(const char* library)
+        int attribute(int device, int which)
+
+    cdef cppclass CHistory "rmm_bridge::History":
+        void set_limit(size_t limit) except +
+        vector[HistoryEvent] copy(uint64_t& dropped) except +
+
+    cdef cppclass CLedger "rmm_bridge::Ledger":
+        bool read(uint32_t id, Entry& out)
+        HolderKey key_of(uint32_t holder)
+        int64_t current_bytes()
+        int64_t peak_bytes()
+        void reset_peak()
+        int open_scope()
+        int64_t read_scope(int scope)
+        void close_scope(int scope)
+        size_t overhead_bytes()
+
+    cdef enum class Phase(int):
+        running
+        forked
+        exiting
+
+    cdef cppclass CProcess "rmm_bridge::Process":
+        CProcess() except +
+        CLedger ledger
+        CHistory history
+        CDriver driver
+        bool running()
+
+    cdef enum class Refusal(int):
+        none
+        out_of_memory
+        capturing
+        bad_stream
+
+    cdef enum class Track(int):
+        off
+        counters
+        sites
+
+    cdef enum class Side(uint8_t):
+        cpu
+        gpu
+
+    cdef enum class Freed(int):
+        done
+        foreign
+        not_live
+        ignored
+
+    cdef cppclass Provenance:
+        uint32_t site
+        uint32_t tag
+        uint8_t framework
+
+    cdef cppclass Request:
+        size_t bytes
+        size_t alignment
+        Side side
+        bool host_ordered
+        CUstream stream
+        Provenance who
+
+    cdef cppclass PoolNumbers:
+        size_t reserved_bytes
+        size_t used_bytes
+        size_t quarantined_bytes
+        size_t largest_free_bytes
+        size_t lane_count
+
+    cdef cppclass CHeap "rmm_bridge::Heap":
+        void* allocate(const Request& request, Refusal& refusal) noexcept
+        PoolNumbers numbers() except +
+        size_t live_count()
+        size_t live_bytes()
+        size_t trim() except +
+        bool close() except +
+        void retire()
+        bool retired()
+        int device()
+        uint8_t kind()
+        Track track()
+
+
+cdef extern from "call_site.hpp" namespace "rmm_bridge":
+    cdef cppclass Origin:
+        Provenance capture(uint8_t framework, Track track) noexcept
+
+
+cdef CProcess* process
+cdef Origin* origin
+cdef uint8_t framework_number(str name) except? 255
+cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream)
+cdef object foreign(uintptr_t ptr, Freed freed)
+
+
+cdef class Heap:
+    cdef CHeap* c_heap
+    cdef readonly object keep_alive
+    cdef readonly str kind
+    cdef readonly str track
+    cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive)

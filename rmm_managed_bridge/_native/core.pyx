@@ -1,0 +1,495 @@
+# distutils: language = c++
+"""The process-wide native state (ledger, page map, history, driver) and heaps on it. See heap.hpp."""
+
+import atexit
+import os
+import threading
+import time
+from contextvars import ContextVar
+
+from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError
+from rmm_managed_bridge.records import Allocation, CallSite, Event, Generation, History, Holder, Peak, Snapshot, Usage
+from rmm_managed_bridge.units import format_bytes
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+
+
+cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
+    void install_hooks(CProcess* process)
+    void set_phase(CProcess* process, int phase)
+    void record_all_events(CProcess* process, bool on)
+    uint64_t foreign_frees(CProcess* process)
+    uint64_t size_mismatches(CProcess* process)
+    uint64_t failures(CProcess* process)
+    int phase_of(CProcess* process)
+    void set_retired_callback(void (*callback)(void*) noexcept)
+
+    void copy_holders(CProcess* process, vector[HolderKey]& keys, vector[CUsage]& usages) except +
+    void copy_entries(CProcess* process, vector[Entry]& entries) except +
+    uint32_t entry_of(CProcess* process, const void* ptr)
+    CHeap* heap_of(CProcess* process, const void* ptr)
+    int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
+    Refusal synchronize_block(CProcess* process, const void* ptr) except +
+    Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
+    Refusal stream_key(CHeap* heap, CUstream stream, uint64_t& key)
+    bool knows_stream(CHeap* heap, CUstream stream)
+    bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
+    vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
+    void* retire_lane(CHeap* heap, unsigned short lane) except +
+    CHeap* new_host_heap(CProcess* process, int hugepages, size_t limit, int kind, int track, int device, bool ordered) except +
+    uint64_t unstated
+
+    void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
+    void set_internal(Origin* origin, vector[string] prefixes) except +
+    Origin* new_origin(object tag_variable) except +
+
+KINDS = ("host", "managed", "system", "device")
+TRACKS = ("off", "counters", "sites")
+PHASES = ("running", "forked", "exiting")
+ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch")
+NATIVE = CallSite("native", 0, "")
+
+# Number 0 stands for "no tag". Tags are interned for the life of the process, as call sites are.
+tag_variable = ContextVar("rmm_managed_bridge.tag", default=0)
+_tags = [""]
+_tag_numbers = {"": 0}
+_tag_lock = threading.Lock()
+_frameworks = ["other", "numpy", "cupy", "warp", "torch", "rmm"]
+_framework_numbers = {name: number for number, name in enumerate(_frameworks)}
+
+process = new CProcess()
+origin = new_origin(tag_variable)
+install_hooks(process)
+process.history.set_limit(1000)
+
+
+cdef uint8_t framework_number(str name) except? 255:
+    number = _framework_numbers.get(name)
+    if number is None:
+        with _tag_lock:
+            number = _framework_numbers.setdefault(name, len(_frameworks))
+            if number == len(_frameworks):
+                if number == 255:
+                    raise BridgeError("more than 255 framework names; use one name for each framework")
+                _frameworks.append(name)
+    return number
+
+
+def intern_tag(str name):
+    """Return the number of the tag `name`, the same for each call."""
+    with _tag_lock:
+        number = _tag_numbers.get(name)
+        if number is None:
+            number = _tag_numbers[name] = len(_tags)
+            _tags.append(name)
+    return number
+
+
+def tag_name(number):
+    """Return the name of a tag number."""
+    return _tags[number]
+
+
+def set_internal_files(prefixes):
+    """Call sites in files whose names begin with one of `prefixes` are not the user's."""
+    cdef vector[string] native
+    for prefix in prefixes:
+        native.push_back(os.fsencode(prefix))
+    set_internal(origin, native)
+
+
+@cython.final
+cdef class _SiteCache:
+    cdef list sites
+
+    def __cinit__(self):
+        self.sites = []
+
+    cdef object get(self, uint32_t number):
+        cdef PyObject* code
+        cdef int line
+        while len(self.sites) <= number:
+            site_parts(origin, <uint32_t>len(self.sites), &code, &line)
+            if code == NULL:
+                self.sites.append(NATIVE)
+            else:
+                found = <object>code
+                self.sites.append(CallSite(found.co_filename, line, found.co_qualname))
+        return self.sites[number]
+
+cdef _SiteCache _sites = _SiteCache()
+
+
+cdef object _allocation(const Entry& entry):
+    cdef HolderKey key = process.ledger.key_of(entry.holder)
+    return Allocation(
+        entry.ptr, entry.bytes, _frameworks[key.framework], _sites.get(key.site), _tags[key.tag], key.device,
+        entry.stream, entry.thread, entry.time_ns, KINDS[key.kind], entry.serial, entry.resized_count,
+    )
+
+
+cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
+    return Holder(
+        _frameworks[key.framework], _tags[key.tag], _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
+    )
+
+
+def allocation_of(uintptr_t ptr):
+    """Return the record of the live block that `ptr` lies in, or None."""
+    cdef Entry entry
+    cdef uint32_t number = entry_of(process, <const void*>ptr)
+    if number == 0 or not process.ledger.read(number, entry):
+        return None
+    # The block may have been freed, and its record used again, between the two look-ups.
+    if ptr < entry.ptr or ptr >= entry.ptr + max(entry.bytes, 1):
+        return None
+    return _allocation(entry)
+
+
+def owns(uintptr_t ptr):
+    """Return True if `ptr` lies in a range that a heap of this process holds."""
+    return heap_of(process, <const void*>ptr) != NULL
+
+
+def kind_of(uintptr_t ptr):
+    """Return the memory kind of the heap that `ptr` lies in, or None."""
+    cdef CHeap* heap = heap_of(process, <const void*>ptr)
+    return None if heap == NULL else KINDS[heap.kind()]
+
+
+def device_of(uintptr_t ptr):
+    """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
+    cdef CHeap* heap = heap_of(process, <const void*>ptr)
+    return None if heap == NULL else heap.device()
+
+
+def holders():
+    """Return [(Holder, Usage, bytes at the peak, count at the peak)] for everyone who ever held memory."""
+    cdef vector[HolderKey] keys
+    cdef vector[CUsage] usages
+    with nogil:
+        copy_holders(process, keys, usages)
+    result = []
+    for i in range(keys.size()):
+        holder = _holder(keys[i], usages[i].current_bytes, usages[i].current_count)
+        usage = Usage(
+            usages[i].current_bytes, usages[i].current_count, usages[i].peak_bytes, usages[i].total_bytes,
+            usages[i].total_count,
+        )
+        result.append((holder, usage, usages[i].at_peak_bytes, usages[i].at_peak_count))
+    return result
+
+
+def peak():
+    """Return who held what when the live bytes were highest."""
+    at_peak = []
+    for holder, usage, size_bytes, count in holders():
+        if count > 0:
+            at_peak.append(holder._replace(current_bytes=size_bytes, current_count=count))
+    return Peak(process.ledger.peak_bytes(), tuple(at_peak))
+
+
+def snapshot():
+    """Return a frozen copy of the live allocations, by serial number."""
+    cdef vector[Entry] entries
+    with nogil:
+        copy_entries(process, entries)
+    allocations = sorted([_allocation(entries[i]) for i in range(entries.size())], key=lambda a: a.serial)
+    return Snapshot(
+        tuple(allocations), sum(a.requested_bytes for a in allocations), peak(), time.time_ns()
+    )
+
+
+def history():
+    """Return the newest events, oldest first."""
+    cdef uint64_t dropped = 0
+    cdef vector[HistoryEvent] events
+    with nogil:
+        events = process.history.copy(dropped)
+    result = []
+    for i in range(events.size()):
+        entry = events[i].entry
+        who = events[i].who
+        result.append(Event(
+            ACTIONS[<int>events[i].action], entry.ptr, entry.bytes, events[i].stated_bytes, _frameworks[who.framework],
+            _tags[who.tag], _sites.get(who.site), who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
+        ))
+    return History(tuple(result), dropped)
+
+
+def set_history(size_t limit, bint every_event):
+    """Keep the newest `limit` events: failures and wrong frees, or every allocation and free as well."""
+    process.history.set_limit(limit)
+    record_all_events(process, every_event)
+
+
+def current_bytes():
+    """Return the live bytes of all heaps."""
+    return process.ledger.current_bytes()
+
+
+def counters():
+    """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes)."""
+    return (
+        process.ledger.current_bytes(), process.ledger.peak_bytes(), foreign_frees(process), size_mismatches(process),
+        failures(process), process.ledger.overhead_bytes(),
+    )
+
+
+def reset_peak():
+    """The peak starts again from what is live now."""
+    process.ledger.reset_peak()
+
+
+def open_peak_scope():
+    """Start a peak of its own and return its number."""
+    cdef int scope = process.ledger.open_scope()
+    if scope < 0:
+        raise BridgeError("64 peak scopes are open; leave one before entering another")
+    return scope
+
+
+def read_peak_scope(int scope):
+    """Return the highest live bytes since the scope was opened."""
+    return process.ledger.read_scope(scope)
+
+
+def close_peak_scope(int scope):
+    """End a peak scope; its number may be given out again."""
+    process.ledger.close_scope(scope)
+
+
+def phase():
+    """Return "running", "forked" or "exiting"."""
+    return PHASES[phase_of(process)]
+
+
+def process_address():
+    """Return the address of the native state, for the other native modules."""
+    return <uintptr_t>process
+
+
+def load_driver(str library="libcuda.so.1"):
+    """Load the CUDA driver if there is one. Return (number of devices, why there is none)."""
+    process.driver.load(library.encode())
+    return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
+
+
+def device_attribute(int device, int attribute):
+    """Return an attribute of a device (a `CUdevice_attribute` number); 0 where it cannot be asked."""
+    return process.driver.attribute(device, attribute)
+
+
+def expose(uintptr_t ptr, uintptr_t stream):
+    """Note that work on `stream` may touch the block at `ptr`. Return False if no live block is there."""
+    cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
+    if result == 2:
+        raise BridgeError(
+            f"stream {stream:#x} cannot be recorded: it is being captured, or the driver does not know it; "
+            "record it before the capture begins"
+        )
+    return result == 0
+
+
+def synchronize(uintptr_t ptr):
+    """Wait until device work on the block at `ptr` is finished. Releases the GIL while it waits."""
+    cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
+    if refusal == Refusal.capturing:
+        raise BridgeError(
+            f"the memory at {ptr:#x} is used on a stream that is being captured: the CPU cannot wait for it; "
+            "end the capture first"
+        )
+    if refusal != Refusal.none:
+        raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")
+
+
+cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream):
+    """The exception for an allocation that was refused: what was asked, what is held, and by whom."""
+    if not process.running():
+        state = phase()
+        return BackendError(
+            f"no memory for {format_bytes(requested_bytes)}: this process was forked after the pool was made; start "
+            "workers with the 'spawn' or 'forkserver' method, or call rmm_managed_bridge.install() only in the workers"
+            if state == "forked"
+            else f"no memory for {format_bytes(requested_bytes)}: the interpreter is shutting down"
+        )
+    if refusal == Refusal.capturing:
+        return BridgeError(
+            f"{format_bytes(requested_bytes)} cannot be allocated on stream {stream:#x} while it is being captured: "
+            "allocate before the capture begins and use the array inside it"
+        )
+    if refusal == Refusal.bad_stream:
+        return BridgeError(f"stream {stream:#x} is not a stream of this device; it may have been destroyed")
+    numbers = heap.numbers()
+    lines = [
+        f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(heap.live_bytes())} live, "
+        f"{format_bytes(numbers.reserved_bytes)} reserved, "
+        f"{format_bytes(numbers.quarantined_bytes)} waiting for device work"
+    ]
+    top = sorted([holder for holder, _, _, _ in holders() if holder.current_bytes], key=lambda h: -h.current_bytes)
+    lines.extend(f"  {holder}" for holder in top[:5])
+    return MemoryError("\n".join(lines))
+
+
+cdef object foreign(uintptr_t ptr, Freed freed):
+    """The exception for a pointer that cannot be freed."""
+    if freed == Freed.foreign:
+        return ForeignPointerError(f"{ptr:#x} was not allocated by the bridge; nothing was freed. Free it where it came from")
+    return ForeignPointerError(
+        f"{ptr:#x} is not the start of a live block: it was freed before, or points into one; nothing was freed"
+    )
+
+
+cdef class Heap:
+    """One pool with its account: made by :func:`host_heap` here, or over an RMM resource in `bridge_resource`."""
+
+    cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive):
+        self.c_heap = c_heap
+        self.kind = kind
+        self.track = track
+        self.keep_alive = keep_alive
+
+    def allocate(self, size_bytes, *, size_t alignment=256, stream=None, bint cpu=False, str framework="other"):
+        """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered."""
+        cdef Request request
+        cdef Refusal refusal = Refusal.none
+        cdef void* ptr
+        if size_bytes < 0:
+            raise ValueError(f"cannot allocate {size_bytes} bytes; a size is 0 or more")
+        if alignment == 0 or alignment & (alignment - 1) or alignment > (1 << 18):
+            raise ValueError(f"alignment {alignment} is not a power of two up to 262144")
+        request.bytes = min(size_bytes, 1 << 62)
+        request.alignment = alignment
+        request.side = Side.cpu if cpu else Side.gpu
+        request.host_ordered = stream is None
+        request.stream = <CUstream><uintptr_t>(0 if stream is None else stream)
+        request.who = origin.capture(framework_number(framework), self.c_heap.track())
+        ptr = self.c_heap.allocate(request, refusal)
+        if refusal != Refusal.none:
+            raise failure(self.c_heap, refusal, request.bytes, <uintptr_t>request.stream)
+        return <uintptr_t>ptr
+
+    def deallocate(self, uintptr_t ptr, size_bytes=None, *, stream=None, str framework="other"):
+        """Free a block of any heap. A size that is not the recorded one is reported; the recorded one counts."""
+        cdef Provenance who = origin.capture(framework_number(framework), self.c_heap.track())
+        cdef uint64_t stated = unstated if size_bytes is None else min(size_bytes, 1 << 63)
+        cdef CUstream handle = <CUstream><uintptr_t>(0 if stream is None else stream)
+        cdef Freed freed = free_block(process, <void*>ptr, stated, stream is not None, handle, who)
+        if freed == Freed.foreign or freed == Freed.not_live:
+            raise foreign(ptr, freed)
+
+    def adopt(self, uintptr_t stream, owner):
+        """Hold `owner`, the object whose life is the stream's. Return False if the stream is held already."""
+        if not adopt_stream(self.c_heap, <CUstream>stream, <void*>owner):
+            return False
+        Py_INCREF(owner)
+        self.drop_unused_streams()
+        return True
+
+    def knows(self, uintptr_t stream):
+        """Return True if the bridge holds this stream's object, or need not."""
+        return knows_stream(self.c_heap, <CUstream>stream)
+
+    def drop_unused_streams(self):
+        """Let go of streams that nobody else holds and no live block names. Return how many."""
+        cdef vector[unsigned short] lanes
+        cdef vector[void*] held = owners(self.c_heap, lanes)
+        cdef void* dropped
+        count = 0
+        for i in range(held.size()):
+            if (<PyObject*>held[i]).ob_refcnt > 1:
+                continue
+            dropped = retire_lane(self.c_heap, lanes[i])
+            if dropped != NULL:
+                Py_DECREF(<object>dropped)
+                count += 1
+        return count
+
+    def trim(self):
+        """Give free pieces back to upstream. Return their bytes."""
+        return self.c_heap.trim()
+
+    def retire(self):
+        """No more allocations are meant to come; the heap closes when its last block is gone."""
+        self.c_heap.retire()
+        return self.close()
+
+    def close(self):
+        """Give everything back, if no block is live. Return True if it did."""
+        if not process.running() or not self.c_heap.retired() or not self.c_heap.close():
+            return False
+        cdef vector[unsigned short] lanes
+        cdef vector[void*] held = owners(self.c_heap, lanes)
+        for i in range(held.size()):
+            if retire_lane(self.c_heap, lanes[i]) != NULL:
+                Py_DECREF(<object>held[i])
+        self.keep_alive = None
+        return True
+
+    @property
+    def address(self):
+        return <uintptr_t>self.c_heap
+
+    @property
+    def device(self):
+        return self.c_heap.device()
+
+    @property
+    def live_bytes(self):
+        return self.c_heap.live_bytes()
+
+    @property
+    def live_count(self):
+        return self.c_heap.live_count()
+
+    @property
+    def numbers(self):
+        """Return (reserved, used, quarantined, largest free span) in bytes and the number of lanes."""
+        cdef PoolNumbers numbers = self.c_heap.numbers()
+        return (
+            numbers.reserved_bytes, numbers.used_bytes, numbers.quarantined_bytes, numbers.largest_free_bytes,
+            numbers.lane_count,
+        )
+
+    def __repr__(self):
+        return (
+            f"<Heap: {self.kind}, {format_bytes(self.live_bytes)} live in {self.live_count}, "
+            f"{format_bytes(self.numbers[0])} reserved>"
+        )
+
+
+def host_heap(*, bint hugepages=False, size_t limit_bytes=(1 << 62), str track="sites", str kind="host",
+              int device=-1, bint ordered=False):
+    """Return a heap on memory from `mmap`. `ordered`: with the ordering of `device`, for tests on a fake driver."""
+    cdef Heap heap = Heap.__new__(Heap)
+    heap.attach(
+        new_host_heap(process, hugepages, limit_bytes, KINDS.index(kind), TRACKS.index(track), device, ordered),
+        kind, track, None,
+    )
+    return heap
+
+
+def on_retired_idle(callback):
+    """Call `callback()` from the main thread, soon after the last block of a retired heap is gone."""
+    global _retired_callback
+    _retired_callback = callback
+
+_retired_callback = None
+
+cdef void _call_retired(void* unused) noexcept with gil:
+    if _retired_callback is not None:
+        _retired_callback()
+
+set_retired_callback(_call_retired)
+
+
+def _begin_exit():
+    set_phase(process, 2)
+
+def _after_fork_in_child():
+    set_phase(process, 1)
+
+# Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
+# reverse, and what runs after ours finds the process already marked.
+atexit.register(_begin_exit)

@@ -1,0 +1,140 @@
+// What `core` needs in C++: hooks between the process and the interpreter, and small calls that Cython cannot spell.
+#pragma once
+
+#include <Python.h>
+#include <pthread.h>
+
+#include "call_site.hpp"
+#include "heap.hpp"
+
+namespace rmm_bridge {
+
+inline Process* hooked_process = nullptr;
+inline void (*retired_callback)(void*) = nullptr;
+
+inline void* release_gil() {
+  // During shutdown a thread that lets go of the GIL may never get it back.
+  if (hooked_process->phase.load() == Phase::exiting || !PyGILState_Check()) return nullptr;
+  return PyEval_SaveThread();
+}
+
+inline void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+inline int call_retired(void*) {
+  retired_callback(nullptr);
+  return 0;
+}
+
+inline void install_hooks(Process* process) {
+  hooked_process = process;
+  process->release_gil = release_gil;
+  process->restore_gil = restore_gil;
+  process->on_retired_idle = [] { Py_AddPendingCall(call_retired, nullptr); };
+  // A child shares our pages but not our threads: a lock that another thread held stays locked for ever there. From
+  // here on nothing in the child takes one. Python's own at-fork hooks would miss forks made by native code.
+  pthread_atfork(nullptr, nullptr, [] { hooked_process->phase.store(Phase::forked); });
+}
+
+inline void set_phase(Process* process, int phase) { process->phase.store(static_cast<Phase>(phase)); }
+inline int phase_of(Process* process) { return static_cast<int>(process->phase.load()); }
+inline void record_all_events(Process* process, bool on) { process->record_all_events.store(on); }
+inline std::uint64_t foreign_frees(Process* process) { return process->foreign_frees.load(); }
+inline std::uint64_t size_mismatches(Process* process) { return process->size_mismatches.load(); }
+inline std::uint64_t failures(Process* process) { return process->failures.load(); }
+inline void set_retired_callback(void (*callback)(void*)) { retired_callback = callback; }
+inline constexpr std::uint64_t unstated = Heap::kUnstated;
+
+inline void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages) {
+  process->ledger.for_each_holder([&](const HolderKey& key, const Usage& usage) {
+    keys.push_back(key);
+    usages.push_back(usage);
+  });
+}
+
+inline void copy_entries(Process* process, std::vector<Entry>& entries) {
+  process->ledger.for_each([&](const Entry& entry) { entries.push_back(entry); });
+}
+
+inline std::uint32_t entry_of(Process* process, const void* ptr) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  return found.block == nullptr ? 0 : found.block->entry.load(std::memory_order_acquire);
+}
+
+inline Heap* heap_of(Process* process, const void* ptr) { return Heap::of(*process, ptr); }
+
+// 0: done; 1: no live block there; 2: the stream cannot be named now.
+inline int expose_block(Process* process, const void* ptr, CUstream stream) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
+  auto* heap = static_cast<Heap*>(found.span->pool);
+  StreamRef ref;
+  if (heap->resolve(stream, ref) != Refusal::none) return 2;
+  heap->expose(found.block, static_cast<const char*>(found.start), ref);
+  return 0;
+}
+
+inline Refusal synchronize_block(Process* process, const void* ptr) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || !process->running()) return Refusal::none;
+  return static_cast<Heap*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
+}
+
+inline Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
+                        const Provenance& who) {
+  return Heap::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
+}
+
+inline bool knows_stream(Heap* heap, CUstream stream) {
+  StreamRef ref;
+  return heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
+         ref.handle == CU_STREAM_PER_THREAD || heap->knows(ref);
+}
+
+inline bool adopt_stream(Heap* heap, CUstream stream, void* owner) {
+  StreamRef ref;
+  if (heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;
+  return heap->adopt(ref, owner);
+}
+
+inline std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes) {
+  std::vector<void*> held;
+  for (const Pool::Owned& owned : heap->owners()) {
+    lanes.push_back(owned.lane);
+    held.push_back(owned.owner);
+  }
+  return held;
+}
+
+inline void* retire_lane(Heap* heap, unsigned short lane) {
+  void* owner = nullptr;
+  heap->close_lane(lane, &owner);
+  return owner;
+}
+
+inline Heap* new_host_heap(Process* process, int hugepages, std::size_t limit, int kind, int track, int device,
+                           bool ordered) {
+  CUcontext context = nullptr;
+  if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
+  return new Heap(*process, std::make_unique<HostUpstream>(static_cast<Hugepages>(hugepages)),
+                  ordered ? &process->driver : nullptr, context, limit, device, static_cast<std::uint8_t>(kind),
+                  static_cast<Track>(track));
+}
+
+inline Origin* new_origin(PyObject* tag_variable) {
+  auto* origin = new Origin();
+  Py_INCREF(tag_variable);
+  origin->tag_variable = tag_variable;
+  return origin;
+}
+
+inline void set_internal(Origin* origin, std::vector<std::string> prefixes) {
+  origin->sites.set_internal(std::move(prefixes));
+}
+
+inline void site_parts(Origin* origin, std::uint32_t site, PyObject** code, int* line) {
+  const Site& found = origin->sites.at(site);
+  *code = reinterpret_cast<PyObject*>(found.code);
+  *line = found.line;
+}
+
+}  // namespace rmm_bridge

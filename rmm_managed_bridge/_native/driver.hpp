@@ -1,0 +1,112 @@
+// The few CUDA driver functions that the bridge calls, in one table: looked up at run time, so that the package
+// imports and works where there is no driver, and replaced as a whole by the tests' fake driver.
+#pragma once
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <string>
+
+namespace rmm_bridge {
+
+// Name in the table, declaration in cuda.h (whose macros map some names to their newest version), exported symbol.
+// The symbols are the ones without "_ptsz": for those, stream 0 is the legacy stream, whatever the caller was built with.
+#define BRIDGE_DRIVER_FUNCTIONS(X)                                             \
+  X(init, cuInit, "cuInit")                                                    \
+  X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                        \
+  X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")            \
+  X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")      \
+  X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                         \
+  X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                            \
+  X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                              \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
+  X(stream_create, cuStreamCreate, "cuStreamCreate")                           \
+  X(stream_id, cuStreamGetId, "cuStreamGetId")                                 \
+  X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")           \
+  X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                 \
+  X(event_create, cuEventCreate, "cuEventCreate")                              \
+  X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                        \
+  X(event_record, cuEventRecord, "cuEventRecord")                              \
+  X(event_query, cuEventQuery, "cuEventQuery")                                 \
+  X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
+  X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                     \
+  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
+  X(error_name, cuGetErrorName, "cuGetErrorName")
+
+struct Driver {
+#define BRIDGE_DECLARE(name, declaration, symbol) decltype(&::declaration) name = nullptr;
+  BRIDGE_DRIVER_FUNCTIONS(BRIDGE_DECLARE)
+#undef BRIDGE_DECLARE
+
+  bool loaded = false;     // every function was found and cuInit succeeded
+  int devices = 0;
+  std::string why_not;     // for people, where `loaded` is false or `devices` is 0
+
+  // Loads `library`; may be called again after a failure. Makes no context.
+  void load(const char* library) {
+    if (loaded) return;
+    void* handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+    if (handle == nullptr) {
+      why_not = std::string("no CUDA driver: ") + library + " cannot be loaded";
+      return;
+    }
+#define BRIDGE_LOOK_UP(name, declaration, symbol)                                           \
+  name = reinterpret_cast<decltype(name)>(dlsym(handle, symbol));                           \
+  if (name == nullptr) {                                                                    \
+    why_not = std::string("the CUDA driver is too old: it has no ") + symbol;               \
+    return;                                                                                 \
+  }
+    BRIDGE_DRIVER_FUNCTIONS(BRIDGE_LOOK_UP)
+#undef BRIDGE_LOOK_UP
+    if (CUresult result = init(0); result != CUDA_SUCCESS) {
+      why_not = "the CUDA driver does not start: " + name_of(result);
+      return;
+    }
+    loaded = true;
+    if (device_count(&devices) != CUDA_SUCCESS) devices = 0;
+    if (devices == 0) why_not = "the CUDA driver sees no device";
+  }
+
+  std::string name_of(CUresult result) const {
+    const char* name = nullptr;
+    if (error_name == nullptr || error_name(result, &name) != CUDA_SUCCESS || name == nullptr) {
+      return "CUresult " + std::to_string(static_cast<int>(result));
+    }
+    return name;
+  }
+
+  int attribute(int device, int which) const {
+    int value = 0;
+    if (!loaded || device_attribute(&value, static_cast<CUdevice_attribute>(which), device) != CUDA_SUCCESS) return 0;
+    return value;
+  }
+};
+
+// While one lives, this thread has `context` current and its capture mode is relaxed, so that nothing it calls can
+// break a capture in global mode on another thread (DESIGN section 6: event queries, waits and allocation would).
+class DriverScope {
+ public:
+  DriverScope(const Driver* driver, CUcontext context) : driver_(driver), pushed_(context != nullptr) {
+    if (driver_ == nullptr) return;
+    driver_->exchange_capture_mode(&mode_);
+    if (pushed_) pushed_ = driver_->ctx_push(context) == CUDA_SUCCESS;
+  }
+  ~DriverScope() {
+    if (driver_ == nullptr) return;
+    if (pushed_) {
+      CUcontext popped;
+      driver_->ctx_pop(&popped);
+    }
+    driver_->exchange_capture_mode(&mode_);
+  }
+  DriverScope(const DriverScope&) = delete;
+  DriverScope& operator=(const DriverScope&) = delete;
+
+ private:
+  const Driver* driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool pushed_;
+};
+
+}  // namespace rmm_bridge

@@ -1,0 +1,65 @@
+#include "framework_entry.hpp"
+
+#include "core_hooks.hpp"
+
+using namespace rmm_bridge;
+
+namespace {
+
+[[noreturn]] void python_error() { throw std::runtime_error("a Python error is set"); }
+
+CUstream stream_now(CupyGuest& guest, int device) {
+  if (guest.current_stream != nullptr) {
+    const std::intptr_t handle = guest.current_stream();
+    if (handle == 0 && PyErr_Occurred()) python_error();
+    return reinterpret_cast<CUstream>(handle);
+  }
+  PyObject* asked = PyObject_CallFunction(guest.ask_stream, "i", device);
+  if (asked == nullptr) python_error();
+  void* handle = PyLong_AsVoidPtr(asked);
+  Py_DECREF(asked);
+  if (handle == nullptr && PyErr_Occurred()) python_error();
+  return static_cast<CUstream>(handle);
+}
+
+void check(PyObject* result) {
+  if (result == nullptr) python_error();
+  Py_DECREF(result);
+}
+
+}  // namespace
+
+void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
+  auto& guest = *static_cast<CupyGuest*>(param);
+  Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
+  const CUstream stream = heap == nullptr ? nullptr : stream_now(guest, device);
+  Refusal refusal = Refusal::out_of_memory;
+  void* ptr = nullptr;
+  if (heap != nullptr) {
+    if (!knows_stream(heap, stream)) {
+      check(PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device));
+    }
+    Request request;
+    request.bytes = bytes;
+    request.alignment = kGpuUnit;
+    request.side = Side::gpu;
+    request.host_ordered = false;
+    request.stream = stream;
+    request.who = guest.origin->capture(guest.framework, heap->track());
+    ptr = heap->allocate(request, refusal);
+  }
+  if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
+    check(PyObject_CallFunction(guest.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),
+                                static_cast<int>(refusal), static_cast<Py_ssize_t>(bytes), device));
+    PyErr_SetString(PyExc_MemoryError, "rmm_managed_bridge: out of memory");
+    python_error();
+  }
+  return ptr;
+}
+
+void bridge_cupy_free(void* param, void* ptr, int) {
+  auto& guest = *static_cast<CupyGuest*>(param);
+  Provenance who;
+  who.framework = guest.framework;
+  Heap::deallocate(*guest.process, ptr, Heap::kUnstated, nullptr, who);
+}

@@ -1,0 +1,251 @@
+// A pool that keeps account: the ledger over the pool, for one device and one upstream.
+//
+// Heaps are never destroyed, only closed: blocks, RMM's copies of our resource and other modules point at them for as
+// long as the process lives.
+#pragma once
+
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "pool.hpp"
+
+namespace rmm_bridge {
+
+enum class Track : int { off, counters, sites };
+
+struct Provenance {
+  std::uint32_t site = 0;
+  std::uint32_t tag = 0;
+  std::uint8_t framework = 0;
+};
+
+struct Request {
+  std::size_t bytes = 0;
+  std::size_t alignment = 1;
+  Side side = Side::cpu;
+  bool host_ordered = true;
+  CUstream stream = nullptr;  // unless host_ordered
+  Provenance who;
+};
+
+enum class Freed : int {
+  done,
+  foreign,   // no range of ours
+  not_live,  // inside our ranges, but not the start of a live block
+  ignored,   // this process must not free: see Phase
+};
+
+class Heap : public Pool {
+ public:
+  static constexpr std::uint64_t kUnstated = std::numeric_limits<std::uint64_t>::max();
+
+  Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+       std::size_t limit_bytes, int device, std::uint8_t kind, Track track)
+      : Pool(process, std::move(upstream), driver, context, limit_bytes),
+        device_(static_cast<std::int16_t>(device)),
+        kind_(kind),
+        track_(track) {}
+
+  // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none.
+  void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr) noexcept {
+    refusal = Refusal::none;
+    if (request.bytes == 0) return nullptr;
+    StreamRef stream;
+    Grant grant;
+    if (request.bytes > kLargestRequest || !process().running()) {
+      refusal = Refusal::out_of_memory;
+    } else if (!request.host_ordered) {
+      refusal = resolve(request.stream, stream);
+    }
+    if (refusal == Refusal::none) {
+      refusal = Pool::allocate(request.bytes, request.alignment, request.side, stream, grant);
+    }
+    if (refusal == Refusal::none && track_ != Track::off) {
+      try {
+        const Entry entry = entry_for(request, grant.ptr);
+        grant.block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
+        if (process().record_all_events.load(std::memory_order_relaxed)) {
+          process().history.add({Action::allocate, key_for(request.who), entry});
+        }
+      } catch (const std::bad_alloc&) {
+        grant.block->flags.store(0);
+        Pool::deallocate(grant.span, grant.block, grant.ptr, false, &stream);
+        refusal = Refusal::out_of_memory;
+      }
+    }
+    if (refusal != Refusal::none) {
+      process().failures.fetch_add(1, std::memory_order_relaxed);
+      process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
+      return nullptr;
+    }
+    live_bytes_.fetch_add(track_ == Track::off ? grant.span->block_bytes : request.bytes, std::memory_order_relaxed);
+    if (zeroed != nullptr) *zeroed = grant.zeroed;
+    return grant.ptr;
+  }
+
+  // The heap whose range `ptr` lies in, or null.
+  static Heap* of(Process& process, const void* ptr) noexcept {
+    Span* span = process.pages.find(ptr);
+    return span == nullptr ? nullptr : static_cast<Heap*>(span->pool);
+  }
+
+  // Frees a block of any heap of this process, once, to the pool that gave it. Anything else is counted and recorded
+  // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
+  static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
+                          const Provenance& who) noexcept {
+    if (ptr == nullptr) return Freed::done;
+    if (!process.running()) return Freed::ignored;
+    Found found = find(process, ptr);
+    if (found.block == nullptr || found.start != ptr) {
+      return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
+    }
+    const std::uint8_t flags = found.block->flags.exchange(0, std::memory_order_acq_rel);
+    if ((flags & Block::kLive) == 0) return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
+    auto* heap = static_cast<Heap*>(found.span->pool);
+    std::uint64_t bytes = found.span->block_bytes;
+    if (const auto id = found.block->entry.exchange(0, std::memory_order_acq_rel); id != 0) {
+      const Entry entry = process.ledger.close(id);
+      bytes = entry.bytes;
+      if (stated_bytes != kUnstated && stated_bytes != bytes) {
+        process.size_mismatches.fetch_add(1, std::memory_order_relaxed);
+        process.history.add({Action::size_mismatch, process.ledger.key_of(entry.holder), entry, stated_bytes});
+      }
+      if (process.record_all_events.load(std::memory_order_relaxed)) {
+        process.history.add({Action::deallocate, process.ledger.key_of(entry.holder), entry,
+                             stated_bytes == kUnstated ? 0 : stated_bytes});
+      }
+    }
+    heap->live_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    StreamRef ref;
+    const StreamRef* given = nullptr;
+    if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
+    heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), (flags & Block::kExposed) != 0, given);
+    if (heap->retired_.load(std::memory_order_acquire) && heap->live_count() == 0 && process.on_retired_idle != nullptr) {
+      process.on_retired_idle();
+    }
+    return Freed::done;
+  }
+
+  // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
+  // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
+  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
+    Found found = find(process, ptr);
+    if (found.block == nullptr || found.start != ptr || bytes == 0 || bytes > kLargestRequest) return nullptr;
+    auto* heap = static_cast<Heap*>(found.span->pool);
+    const auto id = found.block->entry.load(std::memory_order_acquire);
+    Entry entry;
+    const std::size_t old_bytes = process.ledger.read(id, entry) ? entry.bytes : found.span->block_bytes;
+    const SizeClass wanted = size_class(bytes, kCpuUnit);
+    if (wanted.bytes == found.span->block_bytes) {
+      heap->account_resize(id, ptr, bytes, old_bytes);
+      return ptr;
+    }
+    Grant grant;
+    if (heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, StreamRef{}, grant) != Refusal::none) {
+      process.failures.fetch_add(1, std::memory_order_relaxed);
+      if (id != 0) {
+        HolderKey key = process.ledger.key_of(entry.holder);
+        entry.bytes = bytes;
+        process.history.add({Action::failure, key, entry});
+      }
+      return nullptr;
+    }
+    const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
+    bool ordered = true;
+    if (exposed) {
+      try {
+        ordered = heap->synchronize(found.block, static_cast<char*>(ptr)) == Refusal::none;
+      } catch (const std::bad_alloc&) {
+        ordered = false;
+      }
+    }
+    if (!ordered) {
+      grant.block->flags.store(0);
+      heap->Pool::deallocate(grant.span, grant.block, grant.ptr, false, nullptr);
+      return nullptr;
+    }
+    std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
+    found.block->entry.store(0);
+    grant.block->entry.store(id, std::memory_order_release);
+    heap->account_resize(id, grant.ptr, bytes, old_bytes);
+    found.block->flags.store(0);
+    heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), exposed, nullptr);
+    return grant.ptr;
+  }
+
+  struct Found {
+    Span* span = nullptr;
+    Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
+    void* start = nullptr;
+  };
+  static Found find(Process& process, const void* ptr) noexcept {
+    Found found;
+    found.span = process.pages.find(ptr);
+    if (found.span == nullptr || found.span->state.load(std::memory_order_acquire) != Span::State::blocks) return found;
+    const std::uint32_t index = found.span->index_of(ptr);
+    if (index >= found.span->block_count) return found;
+    found.block = &found.span->blocks.load(std::memory_order_acquire)[index];
+    found.start = found.span->block_at(index);
+    return found;
+  }
+
+  void retire() noexcept { retired_.store(true, std::memory_order_release); }
+  bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+  std::size_t live_bytes() const noexcept { return live_bytes_.load(std::memory_order_relaxed); }
+  int device() const noexcept { return device_; }
+  std::uint8_t kind() const noexcept { return kind_; }
+  Track track() const noexcept { return track_; }
+
+ private:
+  HolderKey key_for(const Provenance& who) const noexcept { return {who.site, who.tag, device_, who.framework, kind_}; }
+
+  Entry entry_for(const Request& request, const void* ptr) const noexcept {
+    Entry entry;
+    entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
+    entry.bytes = request.bytes;
+    entry.stream = request.host_ordered ? 0 : reinterpret_cast<std::uintptr_t>(request.stream);
+    entry.time_ns = coarse_time_ns();
+    entry.thread = native_thread_id();
+    return entry;
+  }
+
+  // A free must not fail, and during a capture the stream's id is as good as ever.
+  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept {
+    const Refusal refusal = resolve(handle, out);
+    if (refusal == Refusal::none) return !out.host();
+    if (refusal != Refusal::capturing) return false;
+    out = {id_of(handle), handle};
+    return out.key != 0;
+  }
+
+  static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes,
+                           const Provenance& who) noexcept {
+    process.foreign_frees.fetch_add(1, std::memory_order_relaxed);
+    HistoryEvent event{Action::foreign_free, HolderKey{who.site, who.tag, -1, who.framework, 0}, Entry{}};
+    event.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
+    event.entry.time_ns = coarse_time_ns();
+    event.entry.thread = native_thread_id();
+    event.stated_bytes = stated_bytes == kUnstated ? 0 : stated_bytes;
+    process.history.add(event);
+    return why;
+  }
+
+  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::size_t old_bytes) noexcept {
+    if (id == 0) return;
+    process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
+    live_bytes_.fetch_add(bytes - old_bytes, std::memory_order_relaxed);
+    Entry entry;
+    if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
+      process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
+    }
+  }
+
+  const std::int16_t device_;
+  const std::uint8_t kind_;
+  const Track track_;
+  std::atomic<bool> retired_{false};
+  std::atomic<std::size_t> live_bytes_{0};
+};
+
+}  // namespace rmm_bridge

@@ -1,0 +1,129 @@
+# distutils: language = c++
+"""NumPy's data-memory handler. See numpy_handler.hpp and NEP 49."""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdlib cimport calloc
+from libc.string cimport strcpy
+
+from rmm_managed_bridge._native cimport core
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin
+
+cimport numpy as cnp
+
+
+cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
+    cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":
+        void store(CHeap* heap)
+        CHeap* load()
+
+    cdef cppclass AtomicSize "std::atomic<std::size_t>":
+        void store(size_t size)
+        size_t load()
+
+    cdef cppclass NumpyGuest:
+        CProcess* process
+        Origin* origin
+        uint8_t framework
+        AtomicHeap heap
+        AtomicSize least_bytes
+
+    void* numpy_malloc(void* context, size_t size_bytes) noexcept
+    void* numpy_calloc(void* context, size_t count, size_t each) noexcept
+    void* numpy_realloc(void* context, void* ptr, size_t size_bytes) noexcept
+    void numpy_free(void* context, void* ptr, size_t size_bytes) noexcept
+
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef struct PyDataMemAllocator:
+        void* ctx
+        void* (*malloc)(void*, size_t) noexcept nogil
+        void* (*calloc)(void*, size_t, size_t) noexcept nogil
+        void* (*realloc)(void*, void*, size_t) noexcept nogil
+        void (*free)(void*, void*, size_t) noexcept nogil
+
+    ctypedef struct PyDataMem_Handler:
+        char name[127]
+        uint8_t version
+        PyDataMemAllocator allocator
+
+    object PyDataMem_GetHandler()
+
+cnp.import_array()
+
+NAME = "rmm_managed_bridge"
+
+
+cdef class NumpyHandler:
+    """One handler over one heap at a time. It is never freed: arrays call it for as long as they live."""
+
+    cdef NumpyGuest* guest
+    cdef PyDataMem_Handler* handler
+    cdef readonly object capsule
+
+    def __cinit__(self):
+        # Neither is ever deleted, and the extra reference keeps the capsule: an array's free comes through them after
+        # everything else here may be gone.
+        self.guest = new NumpyGuest()
+        self.guest.process = core.process
+        self.guest.origin = core.origin
+        self.guest.framework = core.framework_number("numpy")
+        self.handler = <PyDataMem_Handler*>calloc(1, sizeof(PyDataMem_Handler))
+        if self.handler == NULL:
+            raise MemoryError
+        strcpy(self.handler.name, "rmm_managed_bridge")
+        self.handler.version = 1
+        self.handler.allocator.ctx = self.guest
+        self.handler.allocator.malloc = numpy_malloc
+        self.handler.allocator.calloc = numpy_calloc
+        self.handler.allocator.realloc = numpy_realloc
+        self.handler.allocator.free = numpy_free
+        self.capsule = PyCapsule_New(self.handler, "mem_handler", NULL)
+        _immortal.append(self.capsule)
+
+    def use(self, core.Heap heap, size_t least_bytes=0):
+        """New blocks of `least_bytes` or more come from `heap`; from the C library if it is None."""
+        self.guest.least_bytes.store(least_bytes)
+        self.guest.heap.store(<CHeap*>NULL if heap is None else heap.c_heap)
+
+    @property
+    def active(self):
+        """True while new blocks come from a heap."""
+        return self.guest.heap.load() != NULL
+
+    def malloc(self, size_t size_bytes):
+        """Call the handler's malloc and return the address, for tests of the entry point; 0 if it failed."""
+        return <uintptr_t>numpy_malloc(self.guest, size_bytes)
+
+    def calloc(self, size_t count, size_t each):
+        """Call the handler's calloc, likewise."""
+        return <uintptr_t>numpy_calloc(self.guest, count, each)
+
+    def realloc(self, uintptr_t ptr, size_t size_bytes):
+        """Call the handler's realloc, likewise."""
+        return <uintptr_t>numpy_realloc(self.guest, <void*>ptr, size_bytes)
+
+    def free(self, uintptr_t ptr):
+        """Call the handler's free, likewise."""
+        numpy_free(self.guest, <void*>ptr, 0)
+
+_immortal = []
+
+
+def current():
+    """Return the capsule of the handler that is current in this context."""
+    return PyDataMem_GetHandler()
+
+
+cdef extern from *:
+    """
+    // Null stands for NumPy's own handler, and Cython has no null object to pass.
+    static PyObject* set_handler(PyObject* handler) { return PyDataMem_SetHandler(handler == Py_None ? NULL : handler); }
+    """
+    object set_handler(object handler)
+
+
+def set_current(capsule):
+    """Make a handler current in this context (None: NumPy's own) and return the one before."""
+    return set_handler(capsule)

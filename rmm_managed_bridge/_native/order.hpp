@@ -1,0 +1,169 @@
+// Which device work a freed block must wait for: events, and the lanes that stand for streams.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "driver.hpp"
+#include "span.hpp"
+
+namespace rmm_bridge {
+
+// A stream as one call sees it. `key` is its id (cuStreamGetId), which unlike the handle never comes back; the legacy
+// stream has a constant, since asking for its id while a blocking stream is captured destroys that capture.
+struct StreamRef {
+  static constexpr std::uint64_t kHostKey = ~std::uint64_t{0};
+  static constexpr std::uint64_t kLegacyKey = ~std::uint64_t{0} - 1;
+  std::uint64_t key = kHostKey;
+  CUstream handle = nullptr;
+
+  bool host() const noexcept { return key == kHostKey; }
+  bool legacy() const noexcept { return key == kLegacyKey; }
+};
+
+class EventPool;
+
+struct DeviceEvent {
+  CUevent handle;
+  EventPool* home;
+  ~DeviceEvent();
+};
+using EventRef = std::shared_ptr<DeviceEvent>;
+
+enum class Recorded {
+  done,
+  capturing,  // the stream takes part in a capture: no event can be had until it ends
+  failed,     // the driver refused; the stream counts as never finished
+};
+
+class EventPool {
+ public:
+  EventPool(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
+
+  // Records an event on `stream` as it is now. An event on another thread's per-thread stream cannot be recorded from
+  // here; the legacy stream waits for it, so an event there comes after it. Never breaks a capture: the event is recorded first and the stream
+  // looked at after, so that a capture that another thread begins in between is seen; a captured event is neither
+  // queried nor waited on. The legacy stream is not touched while a blocking stream is being captured.
+  Recorded record(StreamRef stream, EventRef& out) {
+    DriverScope scope(&driver_, context_);
+    if (stream.handle == CU_STREAM_PER_THREAD && id_of(stream.handle) != stream.key) {
+      stream = {StreamRef::kLegacyKey, nullptr};
+    }
+    if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
+    CUevent event = get();
+    if (event == nullptr) return Recorded::failed;
+    if (driver_.event_record(event, stream.handle) != CUDA_SUCCESS) {
+      driver_.event_destroy(event);
+      return Recorded::failed;
+    }
+    if (!stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) {
+      driver_.event_destroy(event);
+      return Recorded::capturing;
+    }
+    out = std::make_shared<DeviceEvent>(event, this);
+    return Recorded::done;
+  }
+
+  bool finished(const EventRef& event) const {
+    DriverScope scope(&driver_, context_);
+    return driver_.event_query(event->handle) == CUDA_SUCCESS;
+  }
+
+  // Call it without the GIL and without a lock: it may take as long as the device does.
+  bool synchronize(const EventRef& event) const {
+    DriverScope scope(&driver_, context_);
+    return driver_.event_synchronize(event->handle) == CUDA_SUCCESS;
+  }
+
+  bool stream_waits(const StreamRef& stream, const EventRef& event) const {
+    DriverScope scope(&driver_, context_);
+    if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return false;
+    return driver_.stream_wait_event(stream.handle, event->handle, 0) == CUDA_SUCCESS;
+  }
+
+  // 0, which no stream has, for a handle that the driver does not take.
+  std::uint64_t id_of(CUstream stream) const {
+    unsigned long long id = 0;
+    return driver_.stream_id(stream, &id) == CUDA_SUCCESS ? id : 0;
+  }
+
+  CUstreamCaptureStatus capture_status(CUstream stream) const {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const CUresult result = driver_.stream_is_capturing(stream, &status);
+    // For the legacy stream while a blocking stream is captured: "do not touch it now", and no harm was done.
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return result == CUDA_SUCCESS ? status : CU_STREAM_CAPTURE_STATUS_NONE;
+  }
+
+ private:
+  friend struct DeviceEvent;
+
+  CUevent get() {
+    {
+      std::scoped_lock lock(mutex_);
+      if (!idle_.empty()) {
+        CUevent event = idle_.back();
+        idle_.pop_back();
+        return event;
+      }
+    }
+    CUevent event = nullptr;
+    return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+  }
+
+  void put(CUevent event) noexcept {
+    std::scoped_lock lock(mutex_);
+    try {
+      idle_.push_back(event);
+    } catch (...) {  // one event of a few hundred bytes stays with the driver
+    }
+  }
+
+  const Driver& driver_;
+  CUcontext context_;
+  std::mutex mutex_;
+  std::vector<CUevent> idle_;
+};
+
+inline DeviceEvent::~DeviceEvent() { home->put(handle); }
+
+// The free blocks that one stream may take without waiting, and how the end of that stream's work can be known.
+struct Lane {
+  StreamRef stream;
+  std::uint16_t index = 0;
+  // Owned: the bridge holds the framework's stream object, so the handle is good at any time and an event is only
+  // recorded when somebody else wants the memory. Borrowed: an event was recorded at each free.
+  bool owned = false;
+  bool in_use = false;
+  void* owner = nullptr;       // the stream object, opaque here
+  int users = 0;               // threads that use the handle outside the lock; the lane is not retired meanwhile
+  std::size_t live_count = 0;  // blocks handed out on this lane
+  std::uint64_t version = 0;   // counts changes of `events`
+  std::vector<EventRef> events;
+  std::vector<std::vector<char*>> bins;  // by size class
+  std::size_t free_bytes = 0;
+
+  std::vector<char*>& bin(std::uint32_t class_index) {
+    if (bins.size() <= class_index) bins.resize(class_index + 1);
+    return bins[class_index];
+  }
+};
+
+// Something a block waits for: an event, or, where none could be recorded yet, an owned lane to record one on.
+struct Wait {
+  std::uint16_t lane = 0;
+  EventRef event;
+  bool done = false;
+};
+
+// Blocks that share what they wait for.
+struct Batch {
+  std::uint64_t number = 0;
+  std::vector<Wait> waits;  // each keeps its lane's number taken until the batch is done
+  std::vector<char*> blocks;
+  std::size_t bytes = 0;
+};
+
+}  // namespace rmm_bridge

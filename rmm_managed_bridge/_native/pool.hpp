@@ -1,0 +1,378 @@
+// Slabs and bins between the ledger and upstream: hands out blocks that are safe for whoever asked, at once where it
+// can. docs/design/pool.md has the reasons; in short:
+//
+//   a block freed on a stream lies in that stream's lane: the stream itself takes it again with no CUDA call;
+//   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
+//   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
+//
+// Threads: one mutex. No CUDA call, no upstream call and no Python is made under it.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "lanes.hpp"
+#include "page_heap.hpp"
+#include "process.hpp"
+#include "size_class.hpp"
+#include "upstream.hpp"
+
+namespace rmm_bridge {
+
+enum class Refusal : int {
+  none,
+  out_of_memory,
+  capturing,  // the stream is being captured: managed memory cannot be had on it now
+  bad_stream, // the driver does not know the stream, or a call on it failed
+};
+
+struct Grant {
+  char* ptr = nullptr;
+  Span* span = nullptr;
+  Block* block = nullptr;
+  bool zeroed = false;
+};
+
+struct PoolNumbers {
+  std::size_t reserved_bytes = 0;
+  std::size_t used_bytes = 0;
+  std::size_t quarantined_bytes = 0;
+  std::size_t largest_free_bytes = 0;
+  std::size_t lane_count = 0;
+};
+
+class Pool {
+ public:
+  // `driver` is null for memory that no device touches. `limit_bytes` bounds what is reserved from upstream.
+  Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+       std::size_t limit_bytes)
+      : process_(process), upstream_(std::move(upstream)), driver_(driver), limit_bytes_(limit_bytes) {
+    if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
+  Refusal resolve(CUstream handle, StreamRef& out) const {
+    if (driver_ == nullptr) return Refusal::none;
+    if (handle == nullptr || handle == CU_STREAM_LEGACY) {
+      out = {StreamRef::kLegacyKey, nullptr};
+      return Refusal::none;
+    }
+    if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
+    const std::uint64_t id = events_->id_of(handle);
+    if (id == 0) return Refusal::bad_stream;
+    out = {id, handle};
+    return Refusal::none;
+  }
+
+  Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
+    try {
+      const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
+      const SizeClass wanted = alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
+      Want want{wanted, side, ready_lane(side)};
+      {
+        std::scoped_lock lock(mutex_);
+        if (!stream.host()) want.lane = lanes_.get(stream).index;
+        if (take_idle(want, out)) return Refusal::none;
+      }
+      if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
+      if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
+      if (!stream.host() && steal(want, stream, out)) return Refusal::none;
+      if (grow(want, out)) return Refusal::none;
+      if (trim() != 0 && grow(want, out)) return Refusal::none;
+      // Last, what other work still holds: wait for it, oldest first.
+      while (wait_for_oldest()) {
+        if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
+        if (trim() != 0 && grow(want, out)) return Refusal::none;
+      }
+    } catch (const std::bad_alloc&) {
+    }
+    return Refusal::out_of_memory;
+  }
+
+  // `block` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
+  // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
+  void deallocate(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) noexcept {
+    try {
+      free_block(span, block, ptr, exposed, stream);
+    } catch (const std::bad_alloc&) {
+      // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
+      std::scoped_lock lock(mutex_);
+      lost_bytes_ += span->block_bytes;
+      live_count_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
+  // block is freed or read by the CPU. Throws std::bad_alloc.
+  void expose(Block* block, const char* ptr, const StreamRef& stream) {
+    if (driver_ == nullptr || stream.host()) return;
+    std::scoped_lock lock(mutex_);
+    Lane& lane = lanes_.get(stream);
+    auto& seen = exposures_[ptr];
+    if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
+      seen.push_back(lane.index);
+      ++lane.live_count;
+    }
+    block->flags.fetch_or(Block::kExposed);
+  }
+
+  // Waits, without the GIL, until the device work that may touch the block is finished.
+  Refusal synchronize(Block* block, const char* ptr) {
+    if (driver_ == nullptr) return Refusal::none;
+    std::vector<std::uint16_t> lanes;
+    std::size_t required;
+    {
+      std::scoped_lock lock(mutex_);
+      lanes = lanes_of(block->lane.load(), ptr, required);
+      hold(lanes);
+    }
+    std::vector<EventRef> events;
+    Refusal refusal = Refusal::none;
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      Lane& lane = lanes_.at(lanes[i]);
+      if (!lane.owned) {
+        events.insert(events.end(), lane.events.begin(), lane.events.end());
+        continue;
+      }
+      EventRef event;
+      const Recorded recorded = events_->record(lane.stream, event);
+      if (recorded == Recorded::done) {
+        events.push_back(std::move(event));
+      } else if (i < required) {
+        refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
+      }
+    }
+    with_lock([&] { release(lanes); });
+    if (refusal != Refusal::none) return refusal;
+    WithoutGil without(process_);
+    for (const EventRef& event : events) {
+      if (!events_->synchronize(event)) refusal = Refusal::bad_stream;
+    }
+    return refusal;
+  }
+
+  // Gives pieces that are free as a whole back to upstream and returns their bytes. Does not wait for device work;
+  // upstream may (freeing managed memory waits for the whole device), without the GIL.
+  std::size_t trim() {
+    std::vector<std::uint16_t> open;
+    with_lock([&] {
+      lanes_.for_each_stream([&](Lane& lane) { if (lane.free_bytes != 0) open.push_back(lane.index); });
+    });
+    for (std::uint16_t index : open) close_lane(index, nullptr);
+    poll();
+    std::vector<Chunk*> chunks;
+    {
+      std::scoped_lock lock(mutex_);
+      for (Side side : {Side::cpu, Side::gpu}) release_idle_slabs(side);
+      for (PageHeap* heap : {&cpu_heap_, &gpu_heap_}) {
+        for (Chunk* chunk : heap->take_free_chunks()) chunks.push_back(chunk);
+      }
+      for (Chunk* chunk : chunks) reserved_bytes_ -= chunk->upstream_bytes;
+    }
+    if (chunks.empty()) return 0;
+    WithoutGil without(process_);
+    std::size_t bytes = 0;
+    for (Chunk* chunk : chunks) {
+      bytes += chunk->upstream_bytes;
+      upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
+      delete chunk;
+    }
+    return bytes;
+  }
+
+  // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
+  bool wait_for_oldest() {
+    if (driver_ == nullptr) return false;
+    EventRef event;
+    {
+      std::scoped_lock lock(mutex_);
+      for (const Batch& batch : quarantine_) {
+        for (const Wait& wait : batch.waits) {
+          if (event == nullptr && wait.event != nullptr) event = wait.event;
+        }
+      }
+    }
+    if (event == nullptr) return false;
+    {
+      WithoutGil without(process_);
+      if (!events_->synchronize(event)) return false;
+    }
+    return poll();
+  }
+
+  // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
+  // `close_lane` returns it.
+  bool adopt(const StreamRef& stream, void* owner) {
+    std::scoped_lock lock(mutex_);
+    Lane& lane = lanes_.get(stream);
+    if (lane.owned) return false;
+    lane.owned = true;
+    lane.owner = owner;
+    return true;
+  }
+
+  bool knows(const StreamRef& stream) {
+    std::scoped_lock lock(mutex_);
+    const Lane* lane = lanes_.find(stream.key);
+    return lane != nullptr && lane->owned;
+  }
+
+  struct Owned {
+    std::uint16_t lane;
+    void* owner;
+  };
+  std::vector<Owned> owners() {
+    std::vector<Owned> owned;
+    std::scoped_lock lock(mutex_);
+    lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) owned.push_back({lane.index, lane.owner}); });
+    return owned;
+  }
+
+  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
+  // names it and nobody uses it; `*retire` is then the owner to drop, else null.
+  void close_lane(std::uint16_t index, void** retire) {
+    StreamRef stream;
+    std::vector<EventRef> events;
+    bool record;
+    Lane& lane = lanes_.at(index);
+    {
+      std::scoped_lock lock(mutex_);
+      if (!lane.in_use || lane.users != 0) return;
+      if (retire != nullptr && lane.live_count != 0) return;
+      stream = lane.stream;
+      record = lane.owned;
+      ++lane.users;
+    }
+    EventRef event;
+    const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
+    std::scoped_lock lock(mutex_);
+    --lane.users;
+    if (recorded != Recorded::done) return;
+    if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
+    Batch batch;
+    if (event != nullptr) {
+      batch.waits.push_back({index, std::move(event), false});
+    } else {
+      for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
+    }
+    for (auto& bin : lane.bins) {
+      batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
+      bin.clear();
+    }
+    batch.bytes = lane.free_bytes;
+    lane.free_bytes = 0;
+    lane.events.clear();
+    quarantine(std::move(batch));
+    // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
+    if (retire != nullptr) {
+      *retire = lane.owner;
+      lane.owner = nullptr;
+      lane.owned = false;
+      if (lane.live_count == 0) lanes_.recycle(lane);
+    }
+  }
+
+  PoolNumbers numbers() {
+    std::scoped_lock lock(mutex_);
+    return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lost_bytes_,
+            std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
+  }
+
+  // Gives everything back and lets upstream go, if no block is live; false otherwise. Waits for quarantined blocks.
+  // After that every allocation is refused.
+  bool close() {
+    if (live_count() != 0) return false;
+    while (wait_for_oldest()) {
+    }
+    trim();
+    std::unique_ptr<Upstream> ended;
+    {
+      std::scoped_lock lock(mutex_);
+      if (reserved_bytes_ != 0) return false;
+      ended = std::move(upstream_);
+    }
+    WithoutGil without(process_);
+    ended.reset();
+    return true;
+  }
+
+  std::size_t live_count() const noexcept { return live_count_.load(std::memory_order_acquire); }
+  Process& process() noexcept { return process_; }
+  std::uint64_t id_of(CUstream stream) const { return events_->id_of(stream); }
+  EventPool* events() noexcept { return events_.get(); }
+
+ private:
+  struct Want {
+    SizeClass size;
+    Side side;
+    std::uint16_t lane;
+  };
+
+  template <typename Body>
+  std::invoke_result_t<Body> with_lock(Body body) {
+    std::scoped_lock lock(mutex_);
+    return body();
+  }
+
+  PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
+
+  // Under the lock. In pool_blocks.hpp:
+  bool take_idle(const Want& want, Grant& out);
+  bool take_new(const Want& want, Grant& out, bool any_size);
+  void prepare(Span* span, const Want& want);
+  void hand_out(char* ptr, Span* span, std::uint32_t index, std::uint16_t lane, bool zeroed, Grant& out) noexcept;
+  void put(Lane& lane, const Span* span, char* ptr);
+  void settle(char* ptr) noexcept;
+  void release_idle_slabs(Side side);
+
+  // Takes the lock itself. In pool_blocks.hpp:
+  bool grow(const Want& want, Grant& out);
+  bool add_piece(std::size_t bytes, Side side);
+
+  // Under the lock. In pool_order.hpp:
+  std::vector<std::uint16_t> lanes_of(std::uint16_t own, const char* ptr, std::size_t& required);
+  void hold(const std::vector<std::uint16_t>& lanes) noexcept;
+  void release(const std::vector<std::uint16_t>& lanes) noexcept;
+  void quarantine(Batch&& batch);
+  void ended(std::uint16_t lane) noexcept;
+
+  // Takes the lock itself. In pool_order.hpp:
+  void free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream);
+  void free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream);
+  void free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream);
+  bool steal(const Want& want, const StreamRef& stream, Grant& out);
+  bool poll();
+
+  Process& process_;
+  std::unique_ptr<Upstream> upstream_;
+  const Driver* driver_;
+  const std::size_t limit_bytes_;
+  std::unique_ptr<EventPool> events_;
+
+  std::mutex mutex_;
+  PageHeap cpu_heap_{process_.pages, Side::cpu};
+  PageHeap gpu_heap_{process_.pages, Side::gpu};
+  LaneTable lanes_;
+  std::vector<Span*> filling_[2];  // by side and class: the slab whose rest was never handed out
+  std::deque<Batch> quarantine_;   // oldest first
+  std::unordered_map<const char*, std::vector<std::uint16_t>> exposures_;
+  std::vector<std::unique_ptr<Block[]>> block_tables_;
+  std::uint64_t next_batch_ = 0;
+  std::size_t reserved_bytes_ = 0;
+  std::size_t used_bytes_ = 0;
+  std::size_t quarantined_bytes_ = 0;
+  std::size_t lost_bytes_ = 0;
+  std::atomic<std::size_t> live_count_{0};
+};
+
+}  // namespace rmm_bridge
+
+#include "pool_blocks.hpp"
+#include "pool_order.hpp"

@@ -1,0 +1,77 @@
+// What the whole process shares, once: page map, ledger, history, driver, and whether the process may still act.
+//
+// Each extension module is compiled with its own copy of these headers; the one instance lives in the module `core`
+// and the others get its address from there. It is never destroyed: blocks outlive modules and the interpreter.
+#pragma once
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <sys/syscall.h>
+
+#include "driver.hpp"
+#include "history.hpp"
+#include "ledger.hpp"
+#include "page_map.hpp"
+
+namespace rmm_bridge {
+
+enum class Phase : int {
+  running,
+  forked,   // this is a child of the process that made the pools: it may read host blocks, and frees nothing
+  exiting,  // interpreter shutdown has begun: no CUDA call, no free
+};
+
+struct Process {
+  PageMap pages;
+  Ledger ledger;
+  History history;
+  Driver driver;
+  std::atomic<Phase> phase{Phase::running};
+  std::atomic<std::uint64_t> foreign_frees{0};
+  std::atomic<std::uint64_t> size_mismatches{0};
+  std::atomic<std::uint64_t> failures{0};
+  std::atomic<bool> record_all_events{false};
+
+  // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
+  // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.
+  void* (*release_gil)() = nullptr;
+  void (*restore_gil)(void*) = nullptr;
+  // Asks the interpreter to close retired pools soon, from a safe place. Callable with and without the GIL.
+  void (*on_retired_idle)() = nullptr;
+
+  bool running() const noexcept { return phase.load(std::memory_order_relaxed) == Phase::running; }
+};
+
+// Without the GIL inside, if this thread held it.
+class WithoutGil {
+ public:
+  explicit WithoutGil(Process& process)
+      : process_(process), state_(process.release_gil == nullptr ? nullptr : process.release_gil()) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) process_.restore_gil(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  Process& process_;
+  void* state_;
+};
+
+inline std::uint32_t native_thread_id() noexcept {
+  static thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+  return id;
+}
+
+// 5 ns instead of up to 80: a tick of about 4 ms is enough to tell when a block was allocated.
+inline std::int64_t coarse_time_ns() noexcept {
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace rmm_bridge

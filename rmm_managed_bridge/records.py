@@ -1,0 +1,268 @@
+"""Frozen records: what the ledger says about memory. No record refers to the memory it describes."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from rmm_managed_bridge.units import format_bytes
+
+GroupKey = Literal["framework", "tag", "site", "device", "kind"]
+GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind")
+
+
+class CallSite(NamedTuple):
+    """The first frame outside the bridge and the frameworks; file ``"native"`` where there was none to read."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return self.file if self.line == 0 else f"{self.file}:{self.line}"
+
+
+class Allocation(NamedTuple):
+    """One live block, as it was when the record was read."""
+
+    ptr: int
+    requested_bytes: int
+    framework: str
+    site: CallSite
+    tag: str
+    device: int
+    """CUDA device number; -1 for host memory."""
+    stream: int
+    """Handle of the stream that the block was allocated on; 0 for host order and for the default stream."""
+    thread: int
+    """Native thread id, as :func:`threading.get_native_id` gives it."""
+    time_ns: int
+    """Nanoseconds since the epoch, from a coarse clock (about 4 ms)."""
+    kind: str
+    """``"managed"``, ``"system"``, ``"host"``, or ``"device"`` for an upstream that the bridge cannot place."""
+    serial: int
+    """Counts allocations from 1, over the whole process."""
+    resized_count: int
+
+    def __str__(self) -> str:
+        device = "host" if self.device < 0 else f"cuda:{self.device}"
+        tag = f', tag "{self.tag}"' if self.tag else ""
+        return f"{format_bytes(self.requested_bytes)}, {self.framework}{tag}, {self.site}, {device}, {self.kind}"
+
+
+class Holder(NamedTuple):
+    """What one (framework, tag, site, device, kind) held."""
+
+    framework: str
+    tag: str
+    site: CallSite
+    device: int
+    kind: str
+    current_bytes: int
+    current_count: int
+
+    def __str__(self) -> str:
+        device = "host" if self.device < 0 else f"cuda:{self.device}"
+        tag = f', tag "{self.tag}"' if self.tag else ""
+        size = format_bytes(self.current_bytes)
+        return f"{size} in {self.current_count}, {self.framework}{tag}, {self.site}, {device}, {self.kind}"
+
+
+class Usage(NamedTuple):
+    """Counters of one holder, or of the sum over several."""
+
+    current_bytes: int
+    current_count: int
+    peak_bytes: int
+    """Highest `current_bytes` of this holder alone; for a sum over holders, an upper bound of the true peak."""
+    total_bytes: int
+    total_count: int
+
+
+class Generation(NamedTuple):
+    """One pool that was attached to one device, current or retired."""
+
+    number: int
+    device: int
+    kind: str
+    current: bool
+    current_bytes: int
+    current_count: int
+    reserved_bytes: int
+
+
+def group_value(record: Allocation | Holder, key: GroupKey) -> str:
+    """Return what `record` is grouped under for `key`, as text."""
+    if key not in GROUP_KEYS:
+        raise ValueError(f"cannot group by {key!r}; use one of {', '.join(GROUP_KEYS)}")
+    if key == "device":
+        return "host" if record.device < 0 else f"cuda:{record.device}"
+    return str(getattr(record, key))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Who held what when the live bytes were at their highest."""
+
+    current_bytes: int
+    holders: tuple[Holder, ...]
+
+    def by(self, key: GroupKey) -> dict[str, int]:
+        """Return bytes per framework, tag, site, device or kind, largest first."""
+        return _sum_by(((holder, holder.current_bytes) for holder in self.holders), key)
+
+    def top(self, count: int) -> tuple[Holder, ...]:
+        """Return the `count` holders with the most bytes."""
+        return tuple(sorted(self.holders, key=lambda holder: -holder.current_bytes)[:count])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A frozen copy of the live allocations. It keeps no memory alive and does not change."""
+
+    allocations: tuple[Allocation, ...]
+    current_bytes: int
+    peak: Peak
+    time_ns: int = 0
+
+    def by(self, key: GroupKey) -> dict[str, int]:
+        """Return live bytes per framework, tag, site, device or kind, largest first."""
+        return _sum_by(((a, a.requested_bytes) for a in self.allocations), key)
+
+    def top(self, count: int) -> tuple[Allocation, ...]:
+        """Return the `count` largest live allocations."""
+        return tuple(sorted(self.allocations, key=lambda allocation: -allocation.requested_bytes)[:count])
+
+    def compare(self, other: "Snapshot") -> "SnapshotDifference":
+        """Return what was allocated and what went away between `other` (earlier) and this snapshot."""
+        before = {allocation.serial for allocation in other.allocations}
+        now = {allocation.serial for allocation in self.allocations}
+        return SnapshotDifference(
+            appeared=tuple(a for a in self.allocations if a.serial not in before),
+            vanished=tuple(a for a in other.allocations if a.serial not in now),
+        )
+
+    def __len__(self) -> int:
+        return len(self.allocations)
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(self.allocations)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Snapshot: {format_bytes(self.current_bytes)} in {len(self.allocations)} allocations, "
+            f"peak {format_bytes(self.peak.current_bytes)}>"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for key in ("framework", "tag", "device"):
+            parts = ", ".join(f"{name or '(none)'} {format_bytes(size)}" for name, size in self.by(key).items())
+            if parts:
+                lines.append(f"  by {key}: {parts}")
+        lines.extend(f"  {allocation}" for allocation in self.top(10))
+        if len(self.allocations) > 10:
+            lines.append(f"  ... and {len(self.allocations) - 10} more")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SnapshotDifference:
+    """Allocations that appeared and vanished between two snapshots, told apart by serial number."""
+
+    appeared: tuple[Allocation, ...]
+    vanished: tuple[Allocation, ...]
+
+    @property
+    def current_bytes(self) -> int:
+        """Growth of the live bytes; negative if more went away than came."""
+        return sum(a.requested_bytes for a in self.appeared) - sum(a.requested_bytes for a in self.vanished)
+
+    def __str__(self) -> str:
+        appeared, vanished = self.appeared, self.vanished
+        lines = [f"<{format_bytes(self.current_bytes)} more: {len(appeared)} appeared, {len(vanished)} vanished>"]
+        lines.extend(f"  + {allocation}" for allocation in appeared[:10])
+        lines.extend(f"  - {allocation}" for allocation in vanished[:10])
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters over all pools of this process, read at one moment; exact if no other thread allocates meanwhile."""
+
+    current_bytes: int
+    current_count: int
+    peak_bytes: int
+    total_bytes: int
+    total_count: int
+    reserved_bytes: int
+    """What the pools hold from their upstreams."""
+    cached_bytes: int
+    """The part of `reserved_bytes` that no live block uses and that can be handed out."""
+    quarantined_bytes: int
+    """The part of `reserved_bytes` that was freed while device work on it was not known to be finished."""
+    foreign_frees: int
+    size_mismatches: int
+    failures: int
+    track: str
+    numpy_scope: str | None
+    generations: tuple[Generation, ...] = ()
+    frameworks: Mapping[str, str] = field(default_factory=dict)
+    """How each framework stands: ``"hooked"``, or the reason why not."""
+    holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
+
+    def by(self, key: GroupKey) -> dict[str, Usage]:
+        """Return counters per framework, tag, site, device or kind, most live bytes first."""
+        groups: dict[str, list[Usage]] = {}
+        for holder, usage in self.holders:
+            groups.setdefault(group_value(holder, key), []).append(usage)
+        summed = {name: Usage(*map(sum, zip(*usages, strict=True))) for name, usages in groups.items()}
+        return dict(sorted(summed.items(), key=lambda item: (-item[1].current_bytes, item[0])))
+
+    def __str__(self) -> str:
+        return (
+            f"live {format_bytes(self.current_bytes)} in {self.current_count}, peak {format_bytes(self.peak_bytes)}, "
+            f"total {format_bytes(self.total_bytes)} in {self.total_count}, "
+            f"reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
+            f"quarantined {format_bytes(self.quarantined_bytes)})"
+        )
+
+
+class Event(NamedTuple):
+    """One thing that happened to memory, from the bounded history."""
+
+    action: str
+    """``"allocate"``, ``"deallocate"``, ``"resize"``, ``"failure"``, ``"foreign_free"`` or ``"size_mismatch"``."""
+    ptr: int
+    requested_bytes: int
+    stated_bytes: int
+    """What the caller of a free said the size was; 0 where it said nothing."""
+    framework: str
+    tag: str
+    site: CallSite
+    device: int
+    stream: int
+    thread: int
+    time_ns: int
+    serial: int
+
+
+@dataclass(frozen=True)
+class History:
+    """The newest events, oldest first, and how many older ones were dropped."""
+
+    events: tuple[Event, ...]
+    dropped_count: int
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+
+def _sum_by(sized: Iterable[tuple[Allocation | Holder, int]], key: GroupKey) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for record, size_bytes in sized:
+        name = group_value(record, key)
+        sums[name] = sums.get(name, 0) + size_bytes
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
