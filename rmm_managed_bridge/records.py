@@ -111,8 +111,8 @@ class Peak:
         return _sum_by(((holder, holder.current_bytes) for holder in self.holders), key)
 
     def top(self, count: int) -> tuple[Holder, ...]:
-        """Return the `count` holders with the most bytes."""
-        return tuple(sorted(self.holders, key=lambda holder: -holder.current_bytes)[:count])
+        """Return the `count` holders with the most bytes; none for a count below 1."""
+        return tuple(sorted(self.holders, key=lambda holder: -holder.current_bytes)[: max(count, 0)])
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,21 @@ class Snapshot:
         return _sum_by(((a, a.requested_bytes) for a in self.allocations), key)
 
     def top(self, count: int) -> tuple[Allocation, ...]:
-        """Return the `count` largest live allocations."""
-        return tuple(sorted(self.allocations, key=lambda allocation: -allocation.requested_bytes)[:count])
+        """Return the `count` largest live allocations; none for a count below 1."""
+        return tuple(sorted(self.allocations, key=lambda allocation: -allocation.requested_bytes)[: max(count, 0)])
 
     def compare(self, other: "Snapshot") -> "SnapshotDifference":
-        """Return what was allocated and what went away between `other` (earlier) and this snapshot."""
-        before = {allocation.serial for allocation in other.allocations}
+        """Return what came, went and changed its size between `other` (earlier) and this snapshot."""
+        before = {allocation.serial: allocation for allocation in other.allocations}
         now = {allocation.serial for allocation in self.allocations}
         return SnapshotDifference(
             appeared=tuple(a for a in self.allocations if a.serial not in before),
             vanished=tuple(a for a in other.allocations if a.serial not in now),
+            resized=tuple(
+                (before[a.serial], a)
+                for a in self.allocations
+                if a.serial in before and before[a.serial].requested_bytes != a.requested_bytes
+            ),
         )
 
     def __len__(self) -> int:
@@ -167,21 +172,28 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SnapshotDifference:
-    """Allocations that appeared and vanished between two snapshots, told apart by serial number."""
+    """What changed between two snapshots. Allocations are told apart by serial number; a resized one keeps its own."""
 
     appeared: tuple[Allocation, ...]
     vanished: tuple[Allocation, ...]
+    resized: tuple[tuple[Allocation, Allocation], ...] = ()
+    """(before, after) of each."""
 
     @property
     def current_bytes(self) -> int:
         """Growth of the live bytes; negative if more went away than came."""
-        return sum(a.requested_bytes for a in self.appeared) - sum(a.requested_bytes for a in self.vanished)
+        grown = sum(after.requested_bytes - before.requested_bytes for before, after in self.resized)
+        return sum(a.requested_bytes for a in self.appeared) - sum(a.requested_bytes for a in self.vanished) + grown
 
     def __str__(self) -> str:
-        appeared, vanished = self.appeared, self.vanished
-        lines = [f"<{format_bytes(self.current_bytes)} more: {len(appeared)} appeared, {len(vanished)} vanished>"]
-        lines.extend(f"  + {allocation}" for allocation in appeared[:10])
-        lines.extend(f"  - {allocation}" for allocation in vanished[:10])
+        counts = f"{len(self.appeared)} appeared, {len(self.vanished)} vanished, {len(self.resized)} resized"
+        lines = [f"<{format_bytes(self.current_bytes)} more: {counts}>"]
+        shown = [f"  + {allocation}" for allocation in self.appeared]
+        shown.extend(f"  - {allocation}" for allocation in self.vanished)
+        shown.extend(f"  ~ {after}, was {format_bytes(before.requested_bytes)}" for before, after in self.resized)
+        lines.extend(shown[:20])
+        if len(shown) > 20:
+            lines.append(f"  ... and {len(shown) - 20} more")
         return "\n".join(lines)
 
 
@@ -225,6 +237,35 @@ class Stats:
             f"reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
             f"quarantined {format_bytes(self.quarantined_bytes)})"
         )
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is installed now. Printable."""
+
+    installed: bool
+    backend: str | None
+    reason: str
+    """Why this backend."""
+    devices: tuple[int, ...]
+    frameworks: Mapping[str, str]
+    """``"hooked"``, or the reason why not, for each framework that was looked at."""
+    numpy_scope: str | None
+    track: str
+    generations: tuple[Generation, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.installed:
+            return "rmm_managed_bridge is not installed in this process; call rmm_managed_bridge.install()"
+        lines = [f"backend {self.backend}: {self.reason}"]
+        lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
+        lines.append(f"  call sites: {self.track}; NumPy scope: {self.numpy_scope or 'not hooked'}")
+        for each in self.generations:
+            device = "host" if each.device < 0 else f"cuda:{each.device}"
+            state = "current" if each.current else "retired"
+            live = f"{format_bytes(each.current_bytes)} live in {each.current_count}"
+            lines.append(f"  pool {each.number} on {device}, {state}: {live}, {format_bytes(each.reserved_bytes)} reserved")
+        return "\n".join(lines)
 
 
 class Event(NamedTuple):

@@ -1,6 +1,7 @@
 """Bytes as text, and text as bytes."""
 
 import re
+from decimal import Decimal
 
 from rmm_managed_bridge.errors import ConfigError
 
@@ -9,6 +10,7 @@ _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _UNITS = {**_BINARY, **_DECIMAL}
 _TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 _LIMIT_BYTES = 1 << 63
+_LONGEST_NUMBER = 40
 
 
 def parse_bytes(size: int | str, name: str = "size") -> int:
@@ -34,15 +36,18 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
             raise ConfigError(
                 f"{name}={size!r} is not a size; write an integer of bytes, or text such as '512MiB' or '2GiB'"
             )
-        number = match[1]
-        size_bytes = int(number) * unit if number.isdigit() else int(float(number) * unit)
+        # Decimal: 1.001KB is 1001 bytes, which binary fractions miss. Text that is longer than any size is not parsed.
+        size_bytes = int(Decimal(match[1]) * unit) if len(match[1]) <= _LONGEST_NUMBER else _LIMIT_BYTES
     else:
         try:
             size_bytes = size.__index__()
-        except AttributeError:
-            raise ConfigError(f"{name}={size!r} is not a size; write an integer of bytes or text such as '2GiB'") from None
+        except (AttributeError, TypeError):
+            raise ConfigError(
+                f"{name}={size!r} is not a size; write an integer of bytes or text such as '2GiB'"
+            ) from None
     if not 0 <= size_bytes < _LIMIT_BYTES:
-        raise ConfigError(f"{name}={size!r} is out of range; a size is between 0 and 2**63 - 1 bytes")
+        shown = repr(size) if not isinstance(size, str) or len(size) < 80 else f"{size[:40]!r}..."
+        raise ConfigError(f"{name}={shown} is out of range; a size is between 0 and 2**63 - 1 bytes")
     return size_bytes
 
 
@@ -54,7 +59,7 @@ def format_bytes(size_bytes: int) -> str:
     value = float(magnitude)
     for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         value /= 1024
-        if value < 1000 or unit == "PiB":
+        if value < 1023.5 or unit == "PiB":
             break
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{sign}{value:.{digits}f} {unit}"

@@ -154,4 +154,6 @@ cdef class Heap:
     cdef readonly object keep_alive
     cdef readonly str kind
     cdef readonly str track
+    cdef readonly int generation
+    cdef readonly bint closed
     cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive)

@@ -2,12 +2,13 @@
 """The process-wide native state (ledger, page map, history, driver) and heaps on it. See heap.hpp."""
 
 import atexit
+import itertools
 import os
 import threading
 import time
 from contextvars import ContextVar
 
-from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError
+from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError, InstallError
 from rmm_managed_bridge.records import Allocation, CallSite, Event, Generation, History, Holder, Peak, Snapshot, Usage
 from rmm_managed_bridge.units import format_bytes
 
@@ -28,8 +29,11 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void copy_holders(CProcess* process, vector[HolderKey]& keys, vector[CUsage]& usages) except +
     void copy_entries(CProcess* process, vector[Entry]& entries) except +
     uint32_t entry_of(CProcess* process, const void* ptr)
+    bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
     CHeap* heap_of(CProcess* process, const void* ptr)
     int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
+    bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
+    int current_device_of(CProcess* process)
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
     Refusal stream_key(CHeap* heap, CUstream stream, uint64_t& key)
@@ -44,7 +48,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void set_internal(Origin* origin, vector[string] prefixes) except +
     Origin* new_origin(object tag_variable) except +
 
-KINDS = ("host", "managed", "system", "device")
+KINDS = ("host", "managed", "system", "device", "pinned")
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
 ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch")
@@ -147,9 +151,23 @@ def allocation_of(uintptr_t ptr):
     return _allocation(entry)
 
 
-def owns(uintptr_t ptr):
-    """Return True if `ptr` lies in a range that a heap of this process holds."""
-    return heap_of(process, <const void*>ptr) != NULL
+def block_of(uintptr_t ptr):
+    """Return (start, usable bytes) of the live block that `ptr` lies in, or None."""
+    cdef uintptr_t start = 0
+    cdef size_t size_bytes = 0
+    if not live_block(process, <const void*>ptr, start, size_bytes):
+        return None
+    return start, size_bytes
+
+
+def heap_containing(uintptr_t ptr):
+    """Return the heap whose range `ptr` lies in, or None."""
+    cdef CHeap* found = heap_of(process, <const void*>ptr)
+    cdef Heap heap
+    for heap in _heaps:
+        if heap.c_heap == found:
+            return heap
+    return None
 
 
 def kind_of(uintptr_t ptr):
@@ -276,6 +294,11 @@ def load_driver(str library="libcuda.so.1"):
     return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
 
 
+def current_device():
+    """Return the device whose context is current on this thread, or -1."""
+    return current_device_of(process)
+
+
 def device_attribute(int device, int attribute):
     """Return an attribute of a device (a `CUdevice_attribute` number); 0 where it cannot be asked."""
     return process.driver.attribute(device, attribute)
@@ -290,6 +313,22 @@ def expose(uintptr_t ptr, uintptr_t stream):
             "record it before the capture begins"
         )
     return result == 0
+
+
+def order(uintptr_t ptr, uintptr_t stream):
+    """Make `stream` wait for the device work on the block at `ptr`, and note that it may touch the block from now on.
+
+    Nothing waits on the CPU. Return False if no live block is there.
+    """
+    cdef Refusal refusal = Refusal.none
+    if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
+        return False
+    if refusal != Refusal.none:
+        raise BridgeError(
+            f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
+            "was destroyed; make views before the capture begins"
+        )
+    return True
 
 
 def synchronize(uintptr_t ptr):
@@ -322,6 +361,11 @@ cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintpt
     if refusal == Refusal.bad_stream:
         return BridgeError(f"stream {stream:#x} is not a stream of this device; it may have been destroyed")
     numbers = heap.numbers()
+    if heap.retired() and numbers.reserved_bytes == 0:
+        return BackendError(
+            f"no memory for {format_bytes(requested_bytes)}: this pool was closed by uninstall() or rmm.reinitialize(); "
+            "call rmm_managed_bridge.install() again, or use the resource that is current now"
+        )
     lines = [
         f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(heap.live_bytes())} live, "
         f"{format_bytes(numbers.reserved_bytes)} reserved, "
@@ -341,6 +385,38 @@ cdef object foreign(uintptr_t ptr, Freed freed):
     )
 
 
+# Every heap that is not closed. This keeps them, and what they stand on, alive while blocks are.
+_heaps = []
+_generations = itertools.count(1)
+
+
+def any_heap():
+    """Return a heap that is not closed, or None: enough to free through, since a block goes back where it came from."""
+    return _heaps[-1] if _heaps else None
+
+
+def heap_serving(int device):
+    """Return the newest heap on `device` that takes requests.
+
+    Raises
+    ------
+    InstallError
+        If there is none.
+    """
+    for heap in reversed(_heaps):
+        if heap.device == device and not heap.retired:
+            return heap
+    raise InstallError(
+        f"no pool of the bridge serves device {device}; call install() first, or set a ManagedBridgeResource with "
+        "rmm.mr.set_per_device_resource"
+    )
+
+
+def heaps():
+    """Return the heaps that are not closed, oldest first."""
+    return list(_heaps)
+
+
 cdef class Heap:
     """One pool with its account: made by :func:`host_heap` here, or over an RMM resource in `bridge_resource`."""
 
@@ -349,6 +425,8 @@ cdef class Heap:
         self.kind = kind
         self.track = track
         self.keep_alive = keep_alive
+        self.generation = next(_generations)
+        _heaps.append(self)
 
     def allocate(self, size_bytes, *, size_t alignment=256, stream=None, bint cpu=False, str framework="other"):
         """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered."""
@@ -425,7 +503,14 @@ cdef class Heap:
             if retire_lane(self.c_heap, lanes[i]) != NULL:
                 Py_DECREF(<object>held[i])
         self.keep_alive = None
+        self.closed = True
+        _heaps.remove(self)
         return True
+
+    @property
+    def retired(self):
+        """True once no more allocations are meant to come."""
+        return self.c_heap.retired()
 
     @property
     def address(self):
@@ -470,25 +555,16 @@ def host_heap(*, bint hugepages=False, size_t limit_bytes=(1 << 62), str track="
     return heap
 
 
-def on_retired_idle(callback):
-    """Call `callback()` from the main thread, soon after the last block of a retired heap is gone."""
-    global _retired_callback
-    _retired_callback = callback
-
-_retired_callback = None
-
 cdef void _call_retired(void* unused) noexcept with gil:
-    if _retired_callback is not None:
-        _retired_callback()
+    for heap in heaps():
+        if heap.retired:
+            heap.close()
 
 set_retired_callback(_call_retired)
 
 
 def _begin_exit():
     set_phase(process, 2)
-
-def _after_fork_in_child():
-    set_phase(process, 1)
 
 # Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
 # reverse, and what runs after ours finds the process already marked.

@@ -60,6 +60,14 @@ inline std::uint32_t entry_of(Process* process, const void* ptr) {
   return found.block == nullptr ? 0 : found.block->entry.load(std::memory_order_acquire);
 }
 
+inline bool live_block(Process* process, const void* ptr, std::uintptr_t& start, std::size_t& bytes) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
+  start = reinterpret_cast<std::uintptr_t>(found.start);
+  bytes = found.span->block_bytes;
+  return true;
+}
+
 inline Heap* heap_of(Process* process, const void* ptr) { return Heap::of(*process, ptr); }
 
 // 0: done; 1: no live block there; 2: the stream cannot be named now.
@@ -71,6 +79,22 @@ inline int expose_block(Process* process, const void* ptr, CUstream stream) {
   if (heap->resolve(stream, ref) != Refusal::none) return 2;
   heap->expose(found.block, static_cast<const char*>(found.start), ref);
   return 0;
+}
+
+inline bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
+  auto* heap = static_cast<Heap*>(found.span->pool);
+  StreamRef ref;
+  refusal = heap->resolve(stream, ref);
+  if (refusal == Refusal::none) refusal = heap->order(found.block, static_cast<const char*>(found.start), ref);
+  return true;
+}
+
+inline int current_device_of(Process* process) {
+  CUdevice device = -1;
+  if (!process->driver.loaded || process->driver.ctx_device(&device) != CUDA_SUCCESS) return -1;
+  return device;
 }
 
 inline Refusal synchronize_block(Process* process, const void* ptr) {

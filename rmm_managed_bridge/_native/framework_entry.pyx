@@ -1,7 +1,7 @@
 # distutils: language = c++
 """The native entry points for CuPy. See framework_entry.hpp."""
 
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stddef cimport size_t
 from libc.stdint cimport intptr_t, uint8_t, uintptr_t
@@ -52,9 +52,10 @@ cdef class CupyGuest:
         self.guest.hold_stream = <PyObject*>hold_stream
         self.guest.refuse = <PyObject*>refuse
 
-    def use_stream_function(self, capsule, bytes signature):
-        """Take CuPy's native "current stream" if `signature` is the one we know. Return True if so."""
-        if signature not in _STREAM_SIGNATURES:
+    def use_stream_function(self, capsule):
+        """Take CuPy's native "current stream" if its signature is the one we know. Return True if so."""
+        cdef const char* signature = PyCapsule_GetName(capsule)
+        if <bytes>signature not in _STREAM_SIGNATURES:
             return False
         self.guest.current_stream = <intptr_t (*)() noexcept nogil>PyCapsule_GetPointer(capsule, signature)
         return True

@@ -126,36 +126,27 @@ class Pool {
   // Waits, without the GIL, until the device work that may touch the block is finished.
   Refusal synchronize(Block* block, const char* ptr) {
     if (driver_ == nullptr) return Refusal::none;
-    std::vector<std::uint16_t> lanes;
-    std::size_t required;
-    {
-      std::scoped_lock lock(mutex_);
-      lanes = lanes_of(block->lane.load(), ptr, required);
-      hold(lanes);
-    }
     std::vector<EventRef> events;
-    Refusal refusal = Refusal::none;
-    for (std::size_t i = 0; i < lanes.size(); ++i) {
-      Lane& lane = lanes_.at(lanes[i]);
-      if (!lane.owned) {
-        events.insert(events.end(), lane.events.begin(), lane.events.end());
-        continue;
-      }
-      EventRef event;
-      const Recorded recorded = events_->record(lane.stream, event);
-      if (recorded == Recorded::done) {
-        events.push_back(std::move(event));
-      } else if (i < required) {
-        refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
-      }
-    }
-    with_lock([&] { release(lanes); });
+    Refusal refusal = events_of(block, ptr, events, true);
     if (refusal != Refusal::none) return refusal;
     WithoutGil without(process_);
     for (const EventRef& event : events) {
       if (!events_->synchronize(event)) refusal = Refusal::bad_stream;
     }
     return refusal;
+  }
+
+  // Makes `stream` wait for the device work that may touch the block, and notes that it will touch it too.
+  Refusal order(Block* block, const char* ptr, const StreamRef& stream) {
+    if (driver_ == nullptr || stream.host()) return Refusal::none;
+    std::vector<EventRef> events;
+    const Refusal refusal = events_of(block, ptr, events, false, stream.key);
+    if (refusal != Refusal::none) return refusal;
+    for (const EventRef& event : events) {
+      if (!events_->stream_waits(stream, event)) return Refusal::capturing;
+    }
+    expose(block, ptr, stream);
+    return Refusal::none;
   }
 
   // Gives pieces that are free as a whole back to upstream and returns their bytes. Does not wait for device work;
@@ -275,7 +266,7 @@ class Pool {
       *retire = lane.owner;
       lane.owner = nullptr;
       lane.owned = false;
-      if (lane.live_count == 0) lanes_.recycle(lane);
+      tidy(lane);
     }
   }
 
@@ -342,11 +333,14 @@ class Pool {
   void release(const std::vector<std::uint16_t>& lanes) noexcept;
   void quarantine(Batch&& batch);
   void ended(std::uint16_t lane) noexcept;
+  void tidy(Lane& lane) noexcept;
 
   // Takes the lock itself. In pool_order.hpp:
   void free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream);
   void free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream);
   void free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream);
+  Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
+                    std::uint64_t except = StreamRef::kHostKey);
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
   bool poll();
 

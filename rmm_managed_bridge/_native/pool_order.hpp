@@ -10,16 +10,23 @@ inline void Pool::hold(const std::vector<std::uint16_t>& lanes) noexcept {
 }
 
 inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
-  for (std::uint16_t index : lanes) --lanes_.at(index).users;
+  for (std::uint16_t index : lanes) {
+    --lanes_.at(index).users;
+    tidy(lanes_.at(index));
+  }
+}
+
+// A borrowed lane with nothing left in it gives its number back.
+inline void Pool::tidy(Lane& lane) noexcept {
+  const bool empty = lane.live_count == 0 && lane.users == 0 && lane.free_bytes == 0 && lane.events.empty();
+  if (lane.in_use && !lane.owned && empty) lanes_.recycle(lane);
 }
 
 // A live block or a wait no longer names the lane.
 inline void Pool::ended(std::uint16_t index) noexcept {
   if (index < kFirstStreamLane) return;
-  Lane& lane = lanes_.at(index);
-  --lane.live_count;
-  const bool empty = lane.live_count == 0 && lane.users == 0 && lane.free_bytes == 0 && lane.events.empty();
-  if (!lane.owned && empty) lanes_.recycle(lane);
+  --lanes_.at(index).live_count;
+  tidy(lanes_.at(index));
 }
 
 // The lanes whose work may touch the block: first its own and those it was exposed to, `required` of them, then, since
@@ -153,6 +160,39 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
   ended(own);
 }
 
+// Events behind the work that may touch a live block: on its lanes, and if `cautious` on every lane whose stream is
+// held. A lane of the block that takes part in a capture is a refusal; another one is left out.
+inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
+                               std::uint64_t except) {
+  std::vector<std::uint16_t> lanes;
+  std::size_t required;
+  {
+    std::scoped_lock lock(mutex_);
+    lanes = lanes_of(block->lane.load(), ptr, required);
+    if (!cautious) lanes.resize(required);
+    hold(lanes);
+    for (std::uint16_t index : lanes) {
+      const Lane& lane = lanes_.at(index);
+      if (!lane.owned) events.insert(events.end(), lane.events.begin(), lane.events.end());
+    }
+  }
+  Refusal refusal = Refusal::none;
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    const Lane& lane = lanes_.at(lanes[i]);
+    if (!lane.owned || lane.stream.key == except) continue;
+    EventRef event;
+    const Recorded recorded = events_->record(lane.stream, event);
+    if (recorded == Recorded::done) {
+      events.push_back(std::move(event));
+    } else if (i < required) {
+      refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
+    }
+  }
+  std::scoped_lock lock(mutex_);
+  release(lanes);
+  return refusal;
+}
+
 // Takes a whole bin of another lane: one event and one wait serve all its blocks.
 inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
   Batch batch;
@@ -264,7 +304,7 @@ inline bool Pool::poll() {
     }
     lane.free_bytes = 0;
     lane.events.clear();
-    if (lane.live_count == 0) lanes_.recycle(lane);
+    tidy(lane);
   }
   return moved;
 }

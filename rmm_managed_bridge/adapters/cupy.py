@@ -1,0 +1,130 @@
+"""CuPy: its `CFunctionAllocator` over our native entry points."""
+
+from typing import Any
+
+from rmm_managed_bridge._native import core, framework_entry
+from rmm_managed_bridge.errors import FrameworkError, InstallError
+
+
+
+class CupyAdapter:
+    """Hooks CuPy's process-wide allocator. Each block is ordered on the stream that is CuPy's current one."""
+
+    name = "cupy"
+
+    def __init__(self, heaps: dict[int, Any]) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise FrameworkError(f"cupy cannot be imported ({error}); pip install 'rmm-managed-bridge[cupy]'") from None
+        if not cupy.cuda.is_available():
+            raise FrameworkError("CuPy finds no CUDA device")
+        if not heaps:
+            raise FrameworkError("CuPy works on device memory, and this backend has none")
+        self._cupy = cupy
+        self._heaps = heaps
+        self._before: Any = None
+        self._mine: Any = None
+
+    def hook(self) -> None:
+        """Set the allocator for every device that has a heap."""
+        guest, allocator = _allocator()
+        for device, heap in self._heaps.items():
+            guest.use(device, heap)
+        self._before = self._cupy.cuda.get_allocator()
+        self._mine = allocator.malloc
+        try:
+            self._cupy.cuda.set_allocator(self._mine)
+        except ValueError as error:  # inside `using_allocator`
+            raise InstallError(f"CuPy's allocator cannot be set here: {error}") from None
+
+    def unhook(self) -> str | None:
+        """Put back the allocator that was set before. Returns why not, if another was set since."""
+        if self._cupy.cuda.get_allocator() != self._mine:
+            return "CuPy's allocator was changed since and was left as it is"
+        self._cupy.cuda.set_allocator(self._before)
+        return None
+
+    def move(self, heaps: dict[int, Any]) -> None:
+        """From now on allocate from other heaps."""
+        self._heaps = heaps
+        guest, _ = _allocator()
+        for device, heap in heaps.items():
+            guest.use(device, heap)
+
+
+_guest: Any = None
+_c_allocator: Any = None
+
+
+def _allocator() -> tuple[Any, Any]:
+    """Return the one guest and CuPy allocator of this process, made at the first use."""
+    global _guest, _c_allocator
+    if _guest is None:
+        import cupy
+        from cupy_backends.cuda import stream as backend_stream
+
+        guest = framework_entry.CupyGuest(_ask_stream, _hold_stream, _refuse)
+        # Private, but a Python call for each block costs more than the allocation; its signature is checked.
+        capsule = getattr(backend_stream, "__pyx_capi__", {}).get("get_current_stream_ptr")
+        if capsule is not None:
+            guest.use_stream_function(capsule)
+        _c_allocator = cupy.cuda.CFunctionAllocator(*guest.addresses, guest)
+        _guest = guest
+    return _guest, _c_allocator
+
+
+def cupy_allocator(size_bytes: int) -> Any:
+    """Allocate for CuPy from the bridge: ``cupy.cuda.set_allocator(bridge.cupy_allocator)``.
+
+    Parameters
+    ----------
+    size_bytes : int
+        How many bytes, on CuPy's current device and stream.
+
+    Returns
+    -------
+    cupy.cuda.MemoryPointer
+
+    Raises
+    ------
+    cupy.cuda.memory.OutOfMemoryError
+        If the pool has no memory, or no pool of the bridge serves the current device.
+    """
+    guest, allocator = _allocator()
+    import cupy
+
+    device = cupy.cuda.runtime.getDevice()
+    if not guest.serves(device):
+        guest.use(device, core.heap_serving(device))
+    return allocator.malloc(size_bytes)
+
+
+def _ask_stream(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.get_current_stream(device).ptr)
+
+
+def _hold_stream(handle: int, device: int) -> None:
+    import cupy
+
+    stream = cupy.cuda.get_current_stream(device)
+    if int(stream.ptr) != handle:
+        return
+    for heap in core.heaps():
+        if heap.device == device:
+            heap.adopt(handle, stream)
+
+
+def _refuse(handle: int, refusal: int, size_bytes: int, device: int) -> None:
+    """Raise what CuPy's users catch, with what the bridge knows."""
+    import cupy
+
+    heap = core.heap_serving(device)
+    error = framework_entry.failure_of(heap, refusal, size_bytes, handle)
+    if isinstance(error, MemoryError):
+        wrapped = cupy.cuda.memory.OutOfMemoryError(size_bytes, heap.live_bytes)
+        wrapped.args = error.args
+        raise wrapped
+    raise error

@@ -1,0 +1,120 @@
+"""NumPy: a native data-memory handler (NEP 49), set in the current context."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge.errors import FrameworkError, InstallError
+
+OLDEST = (2, 1)
+_HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
+
+
+class NumpyAdapter:
+    """Hooks NumPy in the context (PEP 567) that `hook` is called in, as NumPy's own rule has it.
+
+    asyncio tasks and `asyncio.to_thread` inherit it; other threads and executors do not, and allocate as before.
+    """
+
+    name = "numpy"
+
+    def __init__(self, heap: Any, least_bytes: int = 0) -> None:
+        version = tuple(int(part) for part in np.__version__.split(".")[:2])
+        if version < OLDEST:
+            raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
+        if heap.kind not in _HOST_ACCESSIBLE:
+            raise FrameworkError(
+                f"NumPy cannot work in {heap.kind} memory, which the CPU does not reach; use managed memory"
+            )
+        self._heap = heap
+        self._least_bytes = least_bytes
+        self._handler = numpy_handler.NumpyHandler()
+        self._before: Any = None
+
+    def hook(self) -> None:
+        """Set the handler and check that it works; on failure NumPy is as before."""
+        self._before = numpy_handler.set_current(self._handler.capsule)
+        self._handler.use(self._heap, self._least_bytes)
+        try:
+            self._check()
+        except BaseException:
+            self._handler.use(None)
+            numpy_handler.set_current(self._before)
+            raise
+
+    def _check(self) -> None:
+        probe = np.empty(max(self._least_bytes, 1), "u1")
+        name = np._core.multiarray.get_handler_name(probe)  # type: ignore[attr-defined]
+        if name != numpy_handler.NAME or core.block_of(probe.ctypes.data) is None:
+            raise FrameworkError(
+                f"NumPy {np.__version__} does not use the bridge's handler (a new array is handled by {name!r}); "
+                "please report this with your NumPy and Python versions"
+            )
+
+    def unhook(self) -> str | None:
+        """Undo `hook`. Returns why it could not, if another handler was set since; ours is then inactive.
+
+        Arrays that are alive go on: their memory is known by its address.
+        """
+        self._handler.use(None)
+        if numpy_handler.current() is not self._handler.capsule:
+            return (
+                "the NumPy handler of this context is not the bridge's (another was set since, or this is another "
+                "context) and was left as it is"
+            )
+        numpy_handler.set_current(self._before)
+        return None
+
+    def move(self, heap: Any) -> None:
+        """From now on allocate from another heap."""
+        self._heap = heap
+        self._handler.use(heap, self._least_bytes)
+
+
+class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_allocator():`
+    """Let NumPy allocate from the bridge inside the block, in this context only.
+
+    Parameters
+    ----------
+    kind : {"managed", "system", "host"}, optional
+        Which memory: that of the pool that serves now by default; ``"host"`` always works and needs no GPU.
+
+    Raises
+    ------
+    InstallError
+        On entry, if no pool of that kind serves.
+    """
+
+    def __init__(self, kind: str | None = None) -> None:
+        self._kind = kind
+        self._adapters: list[NumpyAdapter] = []
+
+    def __enter__(self) -> Self:
+        adapter = NumpyAdapter(_heap_for(self._kind))
+        adapter.hook()
+        self._adapters.append(adapter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._adapters.pop().unhook()
+
+
+_host_heap: Any = None
+
+
+def _heap_for(kind: str | None) -> Any:
+    global _host_heap
+    heaps = [heap for heap in core.heaps() if not heap.retired and heap.kind in _HOST_ACCESSIBLE]
+    for heap in reversed(heaps):
+        if kind in (None, heap.kind):
+            return heap
+    if kind == "host":
+        _host_heap = core.host_heap()
+        return _host_heap
+    raise InstallError(
+        f"no pool of {kind or 'any'} memory serves now; call install() first, or make a ManagedBridgeResource"
+    )

@@ -1,0 +1,122 @@
+"""Warp: an object with `allocate`, `deallocate` and `memory_kind`."""
+
+from typing import Any
+
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.errors import FrameworkError
+
+
+class WarpAllocator:
+    """Allocates for Warp from the bridge, on the device whose context is current and on Warp's stream there.
+
+    Use it with `warp.set_cuda_allocator`, `warp.set_device_allocator` or `warp.ScopedAllocator`. It may be shared by
+    devices and called from any thread.
+
+    Attributes
+    ----------
+    deallocate_requires_context_guard : bool
+        False: a free makes no call that needs the device to be current.
+    memory_kind : warp.MemoryKind
+        What Warp takes the arrays to be.
+    """
+
+    deallocate_requires_context_guard = False
+
+    def __init__(self, heaps: dict[int, Any] | None = None) -> None:
+        self._heaps: dict[int, Any] = dict(heaps or {})
+        self._devices: dict[int, Any] = {}
+
+    @property
+    def memory_kind(self) -> Any:
+        import warp
+
+        kinds = {heap.kind for heap in self._heaps.values()} or {"managed"}
+        return warp.MemoryKind.CUDA_MANAGED if kinds == {"managed"} else warp.MemoryKind.UNKNOWN
+
+    def allocate(self, size_in_bytes: int) -> int:
+        """Return the address of a block; 0 for no bytes.
+
+        Raises
+        ------
+        MemoryError
+            If the pool has no memory.
+        BridgeError
+            If Warp's stream is being captured. The capture stays valid.
+        """
+        number = core.current_device()
+        heap = self._heaps.get(number)
+        if heap is None or heap.closed:
+            heap = self._heaps[number] = core.heap_serving(number)
+        device = self._devices.get(number)
+        if device is None:
+            import warp
+
+            device = self._devices[number] = warp.get_device(f"cuda:{number}")
+        stream = device.stream
+        handle = stream.cuda_stream or 0
+        if not heap.knows(handle):
+            heap.adopt(handle, stream)
+        return int(heap.allocate(size_in_bytes, alignment=256, stream=handle, framework="warp"))
+
+    def deallocate(self, ptr: int, size_in_bytes: int) -> None:
+        """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""
+        heap = core.any_heap()
+        if heap is not None:
+            heap.deallocate(ptr, size_in_bytes, framework="warp")
+
+    def __repr__(self) -> str:
+        return f"WarpAllocator({', '.join(f'cuda:{number}: {heap!r}' for number, heap in self._heaps.items())})"
+
+    def move(self, heaps: dict[int, Any]) -> None:
+        """From now on allocate from other heaps."""
+        self._heaps = dict(heaps)
+
+
+class WarpAdapter:
+    """Hooks Warp's allocator on every device that has a heap."""
+
+    name = "warp"
+
+    def __init__(self, heaps: dict[int, Any]) -> None:
+        try:
+            import warp
+        except ImportError as error:
+            raise FrameworkError(f"warp cannot be imported ({error}); pip install 'rmm-managed-bridge[warp]'") from None
+        if not heaps or not warp.is_cuda_available():
+            raise FrameworkError(
+                "Warp takes allocators on CUDA devices only, and there is none here; as_warp() gives CPU arrays over "
+                "pool memory"
+            )
+        self._warp = warp
+        self._allocator = WarpAllocator(heaps)
+        self._before: dict[int, Any] = {}
+
+    def hook(self) -> None:
+        """Set the allocator on each device; undone where one fails."""
+        try:
+            for number in self._allocator._heaps:
+                device = self._warp.get_device(f"cuda:{number}")
+                # Warp has no public way to ask whether an allocator was set; its own ScopedAllocator reads this too.
+                before = device._custom_allocator
+                self._warp.set_device_allocator(device, self._allocator)
+                self._before[number] = before
+        except RuntimeError as error:
+            self.unhook()
+            raise FrameworkError(f"Warp does not take an allocator: {error}") from None
+
+    def unhook(self) -> str | None:
+        """Put back what was set before on each device. Returns what was left, if another allocator was set since."""
+        kept = []
+        for number, before in self._before.items():
+            device = self._warp.get_device(f"cuda:{number}")
+            if device._custom_allocator is self._allocator:
+                self._warp.set_device_allocator(device, before)
+            else:
+                kept.append(f"cuda:{number}")
+        self._before.clear()
+        return f"Warp's allocator on {', '.join(kept)} was changed since and was left as it is" if kept else None
+
+    def move(self, heaps: dict[int, Any]) -> None:
+        """From now on allocate from other heaps."""
+        self._allocator.move(heaps)
+

@@ -1,0 +1,57 @@
+"""Where the bytes of an array lie, whatever framework it belongs to. Reads no data and waits for nothing."""
+
+import operator
+from typing import Any, NamedTuple
+
+from rmm_managed_bridge.errors import ViewError
+
+
+class Address(NamedTuple):
+    """An array as NumPy would describe it. `ptr` is the address of element 0, which is not always the lowest."""
+
+    ptr: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    typestr: str = ""
+    descr: Any = None
+    readonly: bool = False
+
+
+def address_of(x: Any) -> Address:
+    """Return the address, and for arrays the layout, of `x`.
+
+    Raises
+    ------
+    ViewError
+        If `x` is neither an address nor anything that shows one.
+    """
+    if isinstance(x, int):
+        return Address(x)
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        # Some classes have the attribute and raise from it: a torch tensor on the CPU or with a gradient.
+        try:
+            interface = getattr(x, name, None)
+        except (AttributeError, RuntimeError, TypeError):
+            interface = None
+        if isinstance(interface, dict) and interface.get("data") is not None:
+            ptr, readonly = interface["data"]
+            strides = interface.get("strides")
+            return Address(
+                ptr=int(ptr or 0),
+                shape=tuple(interface["shape"]),
+                strides=None if strides is None else tuple(strides),
+                typestr=interface["typestr"],
+                descr=interface.get("descr"),
+                readonly=bool(readonly),
+            )
+    for name in ("data_ptr", "ptr"):
+        found = getattr(x, name, None)
+        if found is not None:
+            return Address(int(found() if callable(found) else found))
+    try:
+        return Address(operator.index(x))
+    except TypeError:
+        raise ViewError(
+            f"{type(x).__name__} object has no address: it is not an array, a buffer with __cuda_array_interface__ or "
+            "__array_interface__, nor an integer"
+        ) from None

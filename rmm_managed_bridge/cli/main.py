@@ -1,0 +1,53 @@
+"""Entry point of `rmm-bridge`: the only catch, and the only exit code."""
+
+from collections.abc import Sequence
+
+import click
+
+from rmm_managed_bridge.cli.demo import demo
+from rmm_managed_bridge.cli.info import info
+from rmm_managed_bridge.errors import BridgeError
+
+__all__ = ["main"]
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def rmm_bridge() -> None:
+    """One RMM managed-memory pool behind NumPy, CuPy and Warp, that knows who allocated every byte."""
+
+
+rmm_bridge.add_command(demo)
+rmm_bridge.add_command(info)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0, 1 if it failed, 2 if it was misused, 130 if it was interrupted.
+
+    Parameters
+    ----------
+    arguments
+        Those of the command line, without the program's name; None for the ones this process was started with.
+    """
+    try:
+        # Not standalone: click would call sys.exit itself, and turn Ctrl-C into code 1.
+        result = rmm_bridge.main(
+            args=None if arguments is None else list(arguments), prog_name="rmm-bridge", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BridgeError as error:
+        return _fail(str(error), FAILED)
+    except MemoryError as error:
+        return _fail(f"out of memory: {error}" if str(error) else "out of memory", FAILED)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, exit_code: int) -> int:
+    click.echo(f"rmm-bridge: {message}", err=True)
+    return exit_code

@@ -1,0 +1,112 @@
+"""The arguments of `install`, checked: arguments before the environment before the defaults."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rmm_managed_bridge.errors import ConfigError, FrameworkError
+from rmm_managed_bridge.units import parse_bytes
+
+Backend = Literal["auto", "managed", "system", "host"]
+Track = Literal["sites", "counters", "off"]
+NumpyScope = Literal["context"]
+
+BACKENDS = ("auto", "managed", "system", "host")
+TRACKS = ("sites", "counters", "off")
+NUMPY_SCOPES = ("context",)
+FRAMEWORKS = ("numpy", "cupy", "warp")
+ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
+
+
+@dataclass(frozen=True)
+class BridgeConfig:
+    """What `install` was asked for. Sizes are bytes."""
+
+    backend: str = "auto"
+    frameworks: tuple[str, ...] | None = None
+    initial_pool_size: int | None = None
+    maximum_pool_size: int | None = None
+    devices: tuple[int, ...] | Literal["all"] | None = None
+    numpy_scope: str = "context"
+    numpy_min_bytes: int = 0
+    track: str = "sites"
+
+
+def read_config(
+    *,
+    backend: str | None = None,
+    frameworks: Sequence[str] | str | None = None,
+    initial_pool_size: int | str | None = None,
+    maximum_pool_size: int | str | None = None,
+    devices: Sequence[int] | int | str | None = None,
+    numpy_scope: str | None = None,
+    numpy_min_bytes: int | str | None = None,
+    track: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> BridgeConfig:
+    """Return the configuration from arguments and, for those that are None, ``RMM_BRIDGE_<NAME>``.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be used; the message names the argument or variable and what it may be.
+    FrameworkError
+        If a framework's name is not known.
+    """
+
+    def given(name: str, value: object) -> tuple[object, str]:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if value is None and environment.get(variable, "") != "":
+            return environment[variable], variable
+        return value, name
+
+    def choice(name: str, value: object, choices: Sequence[str], default: str) -> str:
+        found, source = given(name, value)
+        if found is None:
+            return default
+        if not isinstance(found, str) or found not in choices:
+            raise ConfigError(f"{source}={found!r} is not one of {', '.join(map(repr, choices))}")
+        return found
+
+    def size(name: str, value: object) -> int | None:
+        found, source = given(name, value)
+        return None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
+
+    return BridgeConfig(
+        backend=choice("backend", backend, BACKENDS, "auto"),
+        frameworks=_read_frameworks(*given("frameworks", frameworks)),
+        initial_pool_size=size("initial_pool_size", initial_pool_size),
+        maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
+        devices=_read_devices(*given("devices", devices)),
+        numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "context"),
+        numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
+        track=choice("track", track, TRACKS, "sites"),
+    )
+
+
+def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+    for name in names:
+        if name not in FRAMEWORKS:
+            raise FrameworkError(f"{source}: {name!r} is not a framework the bridge knows; use {', '.join(FRAMEWORKS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _read_devices(value: object, source: str) -> tuple[int, ...] | Literal["all"] | None:
+    if value is None or value == "all":
+        return value  # type: ignore[return-value]
+    try:
+        if isinstance(value, str):
+            numbers = tuple(int(part) for part in value.replace(",", " ").split())
+        elif isinstance(value, int):
+            numbers = (value,)
+        else:
+            numbers = tuple(int(part) for part in value)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers or min(numbers) < 0:
+        raise ConfigError(f"{source}={value!r} is not a list of device numbers; write [0], [0, 1] or 'all'")
+    return tuple(dict.fromkeys(numbers))

@@ -1,0 +1,341 @@
+"""The life of a bridge: install, uninstall, and what happens when RMM is re-initialised in between."""
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rmm_managed_bridge import state, traits
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, read_config
+from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, FrameworkError, InstallError
+from rmm_managed_bridge.internal_files import internal_prefixes
+from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
+from rmm_managed_bridge.records import Status
+from rmm_managed_bridge.survivors import describe_survivors
+
+_log = logging.getLogger("rmm_managed_bridge")
+_lock = threading.RLock()
+_bridge: "Bridge | None" = None
+
+
+class Bridge:
+    """What is installed. Made by `install`; usable in ``with``, which uninstalls at the end.
+
+    Attributes
+    ----------
+    backend : str
+        ``"managed"``, ``"system"`` or ``"host"``.
+    reason : str
+        Why this backend.
+    devices : tuple of int
+        Devices with a pool; empty on ``"host"``.
+    """
+
+    def __init__(self, config: BridgeConfig) -> None:
+        self.config = config
+        self._pools: Pools = _make_pools(config)
+        self.backend = self._pools.backend
+        self.reason = self._pools.reason
+        self._adapters: dict[str, Any] = {}
+        self._states: dict[str, str] = {}
+        self._depth = 0
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(self._pools.heaps)
+
+    @property
+    def resources(self) -> dict[int, Any]:
+        """The RMM resource of each device."""
+        return dict(self._pools.resources)
+
+    def uninstall(self) -> None:
+        """Undo `install`; see `rmm_managed_bridge.uninstall`."""
+        with _lock:
+            if _bridge is self:
+                _uninstall(self)
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.uninstall()
+
+    def __repr__(self) -> str:
+        where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
+        hooked = ", ".join(name for name, how in self._states.items() if how == "hooked") or "nothing"
+        return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
+
+    def _hook(self, name: str) -> None:
+        adapter = _make_adapter(name, self._pools, self.config)
+        adapter.hook()
+        self._adapters[name] = adapter
+        self._states[name] = "hooked"
+
+    def _hook_all(self, names: Sequence[str], *, required: bool) -> None:
+        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none."""
+        hooked: list[str] = []
+        states = dict(self._states)
+        try:
+            for name in names:
+                if name in self._adapters:
+                    continue
+                try:
+                    self._hook(name)
+                    hooked.append(name)
+                except FrameworkError as error:
+                    if required:
+                        raise
+                    self._states[name] = str(error)
+        except BaseException:
+            for name in reversed(hooked):
+                self._adapters.pop(name).unhook()
+            self._states = states
+            raise
+
+    def _unhook_all(self) -> list[str]:
+        complaints = []
+        for name in reversed(list(self._adapters)):
+            complaint = self._adapters.pop(name).unhook()
+            if complaint is not None:
+                complaints.append(complaint)
+        return complaints
+
+    def _publish(self) -> None:
+        state.current = Status(
+            installed=True,
+            backend=self.backend,
+            reason=self.reason,
+            devices=self.devices,
+            frameworks=dict(self._states),
+            numpy_scope=self.config.numpy_scope if "numpy" in self._adapters else None,
+            track=self.config.track,
+        )
+
+    def _before_reinitialize(self) -> None:
+        survivors = describe_survivors(self._pools.all_heaps())
+        if survivors is not None:
+            warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=4)
+
+    def _after_reinitialize(self, devices: Sequence[int]) -> None:
+        """Attach to what RMM set, on every device that was served."""
+        try:
+            self._pools.renew(devices)
+        except BridgeError as error:
+            _uninstall(self)
+            raise InstallError(
+                f"rmm.reinitialize changed the memory under the bridge, which was uninstalled: {error}"
+            ) from error
+        for adapter in self._adapters.values():
+            adapter.move(self._pools.cpu_heap if adapter.name == "numpy" else self._pools.heaps)
+        self._publish()
+
+
+def install(
+    backend: str | None = None,
+    *,
+    frameworks: Sequence[str] | str | None = None,
+    initial_pool_size: int | str | None = None,
+    maximum_pool_size: int | str | None = None,
+    devices: Sequence[int] | int | str | None = None,
+    numpy_scope: str | None = None,
+    numpy_min_bytes: int | str | None = None,
+    track: str | None = None,
+) -> Bridge:
+    """Put one pool behind the frameworks.
+
+    Every argument may also be given as ``RMM_BRIDGE_<NAME>`` in the environment; the argument wins.
+
+    Parameters
+    ----------
+    backend : {"auto", "managed", "system", "host"}
+        ``"managed"`` wraps the current RMM resource if it gives managed memory (a pool over managed included), and
+        builds the stack itself if `initial_pool_size` is given. ``"system"`` is memory from the C library on devices
+        that can use it. ``"host"`` needs no GPU. ``"auto"`` takes ``"managed"`` where there is a device and ``"host"``
+        where there is none; `status` says why.
+    frameworks : sequence of str, optional
+        Of ``"numpy"``, ``"cupy"``, ``"warp"``: those, or an error. By default NumPy and those already imported, as far
+        as they can be hooked. Call `install` again with a framework to add it later.
+    initial_pool_size, maximum_pool_size : int or str, optional
+        For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
+        takes from its upstream. There is no default that depends on the size of the card.
+    devices : sequence of int, int or "all", optional
+        Devices that get a pool; the current one by default.
+    numpy_scope : {"context"}
+        ``"context"``: NumPy arrays of this `contextvars` context, as NumPy's own rule has it: tasks inherit it, other
+        threads allocate as before.
+    numpy_min_bytes : int or str
+        Smaller NumPy arrays come from the C library.
+    track : {"sites", "counters", "off"}
+        What is recorded for each allocation: everything; all but the call site; nothing.
+
+    Returns
+    -------
+    Bridge
+        The one that is installed. Calling again with nothing new returns it as it is.
+
+    Raises
+    ------
+    InstallError, BackendError, FrameworkError, ConfigError
+        All are `BridgeError`. Then nothing was changed.
+    """
+    global _bridge
+    config = read_config(
+        backend=backend,
+        frameworks=frameworks,
+        initial_pool_size=initial_pool_size,
+        maximum_pool_size=maximum_pool_size,
+        devices=devices,
+        numpy_scope=numpy_scope,
+        numpy_min_bytes=numpy_min_bytes,
+        track=track,
+    )
+    with _lock:
+        if core.phase() != "running":
+            raise BackendError(
+                "this process was forked from one that had the bridge loaded, and CUDA does not work across fork; "
+                "start workers with the 'spawn' or 'forkserver' method"
+            )
+        if _bridge is not None:
+            _require_same(_bridge, config)
+            _bridge._hook_all(config.frameworks or (), required=True)
+            _bridge._publish()
+            return _bridge
+        core.set_internal_files(internal_prefixes())
+        bridge = Bridge(config)
+        try:
+            bridge._hook_all(config.frameworks or _imported(), required=config.frameworks is not None)
+            bridge._pools.attach()
+        except BaseException:
+            bridge._unhook_all()
+            bridge._pools.detach()
+            raise
+        _watch_reinitialize()
+        _bridge = bridge
+        bridge._publish()
+        _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
+        return bridge
+
+
+def installed(backend: str | None = None, **arguments: Any) -> Bridge:
+    """Install for a ``with`` block: ``with bridge.installed("host"):``. Nested blocks share one bridge.
+
+    Takes the arguments of `install`. The bridge is uninstalled when the outermost block ends, also one that was
+    installed before it.
+    """
+    return install(backend, **arguments)
+
+
+def uninstall() -> None:
+    """Put back what was there before `install`, for each framework and for RMM.
+
+    Blocks that are alive stay valid and go back to their pool when they are freed. Where somebody set another
+    allocator after `install`, that one stays, and a `BridgeWarning` says so. Does nothing if nothing is installed.
+    """
+    with _lock:
+        if _bridge is not None:
+            _uninstall(_bridge)
+
+
+def _uninstall(bridge: Bridge) -> None:
+    global _bridge
+    _bridge = None
+    state.current = state.NOT_INSTALLED
+    _unwatch_reinitialize()
+    complaints = bridge._unhook_all() + bridge._pools.detach()
+    for complaint in complaints:
+        warnings.warn(BridgeWarning(f"uninstall: {complaint}"), stacklevel=3)
+
+
+def _imported() -> tuple[str, ...]:
+    return tuple(name for name in FRAMEWORKS if name == "numpy" or name in sys.modules)
+
+
+def _make_pools(config: BridgeConfig) -> Pools:
+    backend, reason = config.backend, "asked for"
+    if backend == "auto":
+        backend, reason = traits.detect_backend()
+    if backend == "host":
+        return HostPools(config, reason)
+    return RmmPools(config, backend, reason)
+
+
+def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Any:
+    if name == "numpy":
+        from rmm_managed_bridge.adapters.numpy import NumpyAdapter
+
+        return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes)
+    if name == "cupy":
+        from rmm_managed_bridge.adapters.cupy import CupyAdapter
+
+        return CupyAdapter(pools.heaps)
+    from rmm_managed_bridge.adapters.warp import WarpAdapter
+
+    return WarpAdapter(pools.heaps)
+
+
+def _require_same(bridge: Bridge, config: BridgeConfig) -> None:
+    """A second `install` may add frameworks, and repeat what is so already."""
+    asked = {
+        "backend": config.backend if config.backend != "auto" else bridge.backend,
+        "initial_pool_size": config.initial_pool_size or bridge.config.initial_pool_size,
+        "maximum_pool_size": config.maximum_pool_size or bridge.config.maximum_pool_size,
+        "devices": config.devices or bridge.config.devices,
+        "numpy_scope": config.numpy_scope,
+        "numpy_min_bytes": config.numpy_min_bytes or bridge.config.numpy_min_bytes,
+        "track": config.track if config.track != "sites" else bridge.config.track,
+    }
+    has = {name: getattr(bridge.config, name) for name in asked} | {"backend": bridge.backend}
+    different = [f"{name}={asked[name]!r} (is {has[name]!r})" for name in asked if asked[name] != has[name]]
+    if different:
+        raise InstallError(
+            f"the bridge is installed with other settings: {', '.join(different)}; call uninstall() first"
+        )
+
+
+_original_initialize: Any = None
+
+
+def _watch_reinitialize() -> None:
+    """See every `rmm.reinitialize`, also through names that were imported before.
+
+    RMM's own hook runs before the change only, and with it alone RMM would go on with memory that nobody tracks. So
+    the function that `reinitialize` calls for the change is wrapped; `rmm.rmm` looks it up by name on each call.
+    """
+    global _original_initialize
+    import rmm.rmm
+
+    if _original_initialize is not None:
+        return
+    original = rmm.rmm._initialize
+
+    def initialize_and_attach(*args: Any, **kwargs: Any) -> None:
+        with _lock:
+            bridge = _bridge
+            if bridge is not None:
+                bridge._before_reinitialize()
+            original(*args, **kwargs)
+            if bridge is not None and bridge is _bridge:
+                devices = kwargs.get("devices", 0)
+                bridge._after_reinitialize([0] if devices is None else [devices] if isinstance(devices, int) else devices)
+
+    _original_initialize = original
+    rmm.rmm._initialize = initialize_and_attach
+
+
+def _unwatch_reinitialize() -> None:
+    global _original_initialize
+    import rmm.rmm
+
+    if _original_initialize is not None:
+        rmm.rmm._initialize = _original_initialize
+        _original_initialize = None

@@ -1,0 +1,201 @@
+"""The pools of one bridge: one for each device, or one of host memory."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rmm_managed_bridge import traits
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.config import BridgeConfig
+from rmm_managed_bridge.errors import BackendError, ConfigError
+from rmm_managed_bridge.hugepages import advise_hugepages
+
+
+class Pools(Protocol):
+    """What `install` needs of a backend."""
+
+    backend: str
+    reason: str
+    heaps: dict[int, Any]
+    """Device number to heap; empty without devices."""
+    resources: dict[int, Any]
+    """Device number to the RMM resource over that heap."""
+    cpu_heap: Any
+    """Where NumPy's blocks come from."""
+
+    def attach(self) -> None:
+        """Make RMM use the pools."""
+
+    def detach(self) -> list[str]:
+        """Make RMM use what it used before and let the pools end with their last blocks; say what was left as it is."""
+
+    def renew(self, devices: Sequence[int]) -> None:
+        """Start a new generation: RMM was re-initialised on `devices`, and forgot the others."""
+
+    def all_heaps(self) -> list[Any]:
+        """Every heap of these pools."""
+
+
+class HostPools:
+    """One pool of memory from the kernel. RMM takes no part: without a driver it has no current resource."""
+
+    backend = "host"
+
+    def __init__(self, config: BridgeConfig, reason: str) -> None:
+        if config.devices not in (None, "all"):
+            raise ConfigError(f"devices={config.devices!r}: the host backend has no devices; leave it out")
+        self.reason = reason
+        self.heaps: dict[int, Any] = {}
+        self.resources: dict[int, Any] = {}
+        self._config = config
+        self.cpu_heap = self._make()
+
+    def _make(self) -> Any:
+        limit = self._config.maximum_pool_size
+        return core.host_heap(
+            hugepages=advise_hugepages(), limit_bytes=1 << 62 if limit is None else limit, track=self._config.track
+        )
+
+    def attach(self) -> None:
+        pass
+
+    def detach(self) -> list[str]:
+        self.cpu_heap.retire()
+        return []
+
+    def renew(self, devices: Sequence[int]) -> None:
+        del devices
+        old, self.cpu_heap = self.cpu_heap, self._make()
+        old.retire()
+
+    def all_heaps(self) -> list[Any]:
+        return [self.cpu_heap]
+
+
+class RmmPools:
+    """One `ManagedBridgeResource` for each device, set as RMM's resource there."""
+
+    def __init__(self, config: BridgeConfig, backend: str, reason: str) -> None:
+        count, why_not = traits.load_driver()
+        if count == 0:
+            raise BackendError(f"backend={backend!r} needs a CUDA device: {why_not}; use backend='host'")
+        self.backend = backend
+        self.reason = reason
+        self._config = config
+        self.resources: dict[int, Any] = {}
+        self._before: dict[int, Any] = {}
+        self._devices = _devices(config, count)
+        for device in self._devices:
+            self.resources[device] = self._make(device)
+
+    @property
+    def heaps(self) -> dict[int, Any]:
+        return {device: resource.heap for device, resource in self.resources.items()}
+
+    @property
+    def cpu_heap(self) -> Any:
+        return self.resources[self._devices[0]].heap
+
+    def _make(self, device: int) -> Any:
+        import rmm
+        from rmm._cuda.gpu import getDevice, setDevice
+
+        from rmm_managed_bridge.resource import ManagedBridgeResource, kind_of_resource
+
+        able = traits.device_traits(device)
+        before = getDevice()
+        setDevice(device)
+        try:
+            if self.backend == "system":
+                if not able.pageable_memory_access:
+                    raise BackendError(
+                        f"device {device} cannot use memory from the C library (it reports no pageable memory access: "
+                        "no HMM or ATS); use backend='managed'"
+                    )
+                upstream = rmm.mr.SystemMemoryResource()
+            elif not able.managed_memory:
+                raise BackendError(f"device {device} does not support managed memory; use backend='host'")
+            elif self._config.initial_pool_size is not None:
+                upstream = rmm.mr.PoolMemoryResource(
+                    rmm.mr.ManagedMemoryResource(),
+                    initial_pool_size=self._config.initial_pool_size,
+                    maximum_pool_size=self._config.maximum_pool_size,
+                )
+            else:
+                upstream = rmm.mr.get_per_device_resource(device)
+                if isinstance(upstream, ManagedBridgeResource):
+                    return upstream
+                kind = kind_of_resource(upstream)
+                if kind not in ("managed", "system"):
+                    raise BackendError(
+                        f"RMM's resource on device {device} is a {type(upstream).__name__} of {kind} memory, which the "
+                        "CPU cannot reach; call rmm.reinitialize(pool_allocator=True, managed_memory=True, "
+                        "initial_pool_size='2GiB') first, or let the bridge build the pool: "
+                        "install(backend='managed', initial_pool_size='2GiB')"
+                    )
+            return ManagedBridgeResource(
+                upstream, device=device, track=self._config.track, maximum_pool_size=self._config.maximum_pool_size
+            )
+        finally:
+            setDevice(before)
+
+    def attach(self) -> None:
+        import rmm
+
+        for device, resource in self.resources.items():
+            current = rmm.mr.get_per_device_resource(device)
+            if current is not resource:
+                self._before[device] = current
+                rmm.mr.set_per_device_resource(device, resource)
+
+    def detach(self) -> list[str]:
+        import rmm
+
+        complaints = []
+        for device, before in self._before.items():
+            if rmm.mr.get_per_device_resource(device) is self.resources[device]:
+                rmm.mr.set_per_device_resource(device, before)
+            else:
+                complaints.append(f"RMM's resource on device {device} was changed since and was left as it is")
+        self._before.clear()
+        # Each resource's heap retires when nobody holds the resource any more; RMM's own references went above.
+        self.resources.clear()
+        return complaints
+
+    def renew(self, devices: Sequence[int]) -> None:
+        import rmm
+
+        for device in self._devices:
+            if device not in devices:
+                # RMM's Python side forgot it; its pool is as it was.
+                rmm.mr.set_per_device_resource(device, self.resources[device])
+                continue
+            before = rmm.mr.get_per_device_resource(device)
+            self.resources[device] = self._make_over(device)
+            self._before[device] = before
+            rmm.mr.set_per_device_resource(device, self.resources[device])
+
+    def _make_over(self, device: int) -> Any:
+        """A new resource over what RMM has now, whatever `install` built before."""
+        from dataclasses import replace
+
+        config, self._config = self._config, replace(self._config, initial_pool_size=None)
+        try:
+            return self._make(device)
+        finally:
+            self._config = config
+
+    def all_heaps(self) -> list[Any]:
+        return list(self.heaps.values())
+
+
+def _devices(config: BridgeConfig, count: int) -> tuple[int, ...]:
+    if config.devices == "all":
+        return tuple(range(count))
+    if config.devices is None:
+        from rmm_managed_bridge.resource import current_device
+
+        return (current_device(),)
+    for device in config.devices:
+        if device >= count:
+            raise ConfigError(f"devices={config.devices!r}: device {device} does not exist; there are {count}")
+    return config.devices

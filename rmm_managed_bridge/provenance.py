@@ -1,0 +1,190 @@
+"""Who holds the memory: tags, and the ledger as records."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from rmm_managed_bridge import state
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.address import address_of
+from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
+
+_LONGEST_TAG = 200
+
+
+class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
+    """Name what is allocated inside the block.
+
+    Tags nest: ``"a"`` and inside it ``"b"`` give ``"a/b"``. Each thread and each asyncio task has its own, with the
+    rules of `contextvars`: a task inherits the tag it was made under, a new thread starts without one (on Python 3.14
+    with ``thread_inherit_context``, it inherits). Allocations made by native code without the GIL have no tag.
+
+    Parameters
+    ----------
+    name : str
+        Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them.
+    """
+
+    __slots__ = ("_name", "_tokens")
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
+            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
+        self._name = name
+        self._tokens: list[Any] = []
+
+    def __enter__(self) -> Self:
+        outer = core.tag_name(core.tag_variable.get())
+        number = core.intern_tag(f"{outer}/{self._name}" if outer else self._name)
+        self._tokens.append(core.tag_variable.set(number))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        core.tag_variable.reset(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        return f"tag({self._name!r})"
+
+
+class peak_scope:  # noqa: N801 - used like a function, as `tag`
+    """Measure the highest live bytes inside the block, whatever is measured or reset outside. Nests, up to 64 deep.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        The highest live bytes of the process since the block was entered; inside the block, until now.
+    """
+
+    def __init__(self) -> None:
+        self._scope: int | None = None
+        self._result = 0
+
+    def __enter__(self) -> Self:
+        self._scope = core.open_peak_scope()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scope, self._scope = self._scope, None
+        assert scope is not None
+        self._result = core.read_peak_scope(scope)
+        core.close_peak_scope(scope)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._result if self._scope is None else core.read_peak_scope(self._scope)
+
+
+def allocation_of(x: Any) -> Allocation | None:
+    """Return the record of the live block that `x` lies in, or None if it is not in a block of the bridge.
+
+    Parameters
+    ----------
+    x
+        An array of any framework, or a view of one; anything with ``__cuda_array_interface__`` or
+        ``__array_interface__``; an `rmm.DeviceBuffer`; or an address, also one inside a block.
+
+    Raises
+    ------
+    ViewError
+        If `x` has no address.
+    """
+    return core.allocation_of(address_of(x).ptr)
+
+
+def stats() -> Stats:
+    """Return the counters of all pools of this process."""
+    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _ = core.counters()
+    holders = tuple((holder, usage) for holder, usage, _, _ in core.holders())
+    reserved = used = quarantined = 0
+    for heap in core.heaps():
+        numbers = heap.numbers
+        reserved += numbers[0]
+        used += numbers[1]
+        quarantined += numbers[2]
+    return Stats(
+        current_bytes=current_bytes,
+        current_count=sum(usage.current_count for _, usage in holders),
+        peak_bytes=peak_bytes,
+        total_bytes=sum(usage.total_bytes for _, usage in holders),
+        total_count=sum(usage.total_count for _, usage in holders),
+        reserved_bytes=reserved,
+        cached_bytes=max(reserved - used - quarantined, 0),
+        quarantined_bytes=quarantined,
+        foreign_frees=foreign_frees,
+        size_mismatches=size_mismatches,
+        failures=failures,
+        track=state.current.track,
+        numpy_scope=state.current.numpy_scope,
+        generations=generations(),
+        frameworks=dict(state.current.frameworks),
+        holders=holders,
+    )
+
+
+def generations() -> tuple[Generation, ...]:
+    """Return every pool that still holds memory or takes requests, oldest first."""
+    return tuple(
+        Generation(
+            number=heap.generation,
+            device=heap.device,
+            kind=heap.kind,
+            current=not heap.retired,
+            current_bytes=heap.live_bytes,
+            current_count=heap.live_count,
+            reserved_bytes=heap.numbers[0],
+        )
+        for heap in core.heaps()
+    )
+
+
+def status() -> Status:
+    """Return what is installed now: backend, devices, frameworks, pools."""
+    current = state.current
+    return Status(
+        installed=current.installed,
+        backend=current.backend,
+        reason=current.reason,
+        devices=current.devices,
+        frameworks=dict(current.frameworks),
+        numpy_scope=current.numpy_scope,
+        track=current.track,
+        generations=generations(),
+    )
+
+
+def snapshot() -> Snapshot:
+    """Return a frozen copy of the live allocations, with who held what at the high-water mark."""
+    return core.snapshot()
+
+
+def history() -> History:
+    """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`."""
+    return core.history()
+
+
+def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
+    """Keep the newest `limit` events in `history`, also plain allocations and frees if `every_event`.
+
+    Costs about 100 ns an event. Events so far are kept as far as they fit.
+    """
+    if limit < 0:
+        raise ConfigError(f"limit={limit}: a history keeps 0 events or more")
+    core.set_history(limit, every_event)
+
+
+def reset_peak() -> None:
+    """Let every peak start again from what is live now."""
+    core.reset_peak()
+
+
+def trim() -> int:
+    """Give what is free in all pools back to their upstreams, and return its bytes.
+
+    Does not wait for blocks that device work still touches. Freeing managed memory waits for the whole device; the
+    GIL is released meanwhile.
+    """
+    return sum(heap.trim() for heap in core.heaps())

@@ -1,0 +1,1 @@
+"""Records in; text, tables and pictures out. Nothing here looks at memory itself."""

@@ -1,0 +1,148 @@
+"""ManagedBridgeResource: what users construct and set in RMM."""
+
+import weakref
+from typing import Any, Self
+
+import rmm
+from rmm.pylibrmm.memory_resource import DeviceMemoryResource
+
+from rmm_managed_bridge import traits
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.config import TRACKS
+from rmm_managed_bridge.errors import BackendError, ConfigError
+from rmm_managed_bridge.units import parse_bytes
+
+# The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
+from rmm_managed_bridge._native.bridge_resource import NativeBridgeResource  # isort: skip
+
+SUPPORTED_RMM = "26.10"
+_KIND_OF_BOTTOM = {
+    "ManagedMemoryResource": "managed",
+    "SystemMemoryResource": "system",
+    "SamHeadroomMemoryResource": "system",
+    "PinnedHostMemoryResource": "pinned",
+}
+
+# Resources that are alive, so that install and reports find them; weak, since they belong to their users.
+_resources: "weakref.WeakSet[ManagedBridgeResource]" = weakref.WeakSet()
+
+
+def check_rmm_version() -> None:
+    """Raise `BackendError` unless RMM is the release that the native part was built for."""
+    if not rmm.__version__.startswith(SUPPORTED_RMM):
+        raise BackendError(
+            f"RMM {rmm.__version__} is installed; this build works with {SUPPORTED_RMM} only, whose C++ symbols it was "
+            f"linked to: pip install 'rmm-cu13=={SUPPORTED_RMM}.*'"
+        )
+
+
+def bottom_of(resource: DeviceMemoryResource) -> DeviceMemoryResource:
+    """Return the resource at the bottom of a stack of adaptors and pools."""
+    while (upstream := getattr(resource, "upstream_mr", None)) is not None:
+        resource = upstream
+    return resource
+
+
+def kind_of_resource(resource: DeviceMemoryResource) -> str:
+    """Return the memory kind that a stack of resources gives: by the type at its bottom, as far as RMM tells it."""
+    bottom = bottom_of(resource)
+    for known, kind in _KIND_OF_BOTTOM.items():
+        if isinstance(bottom, getattr(rmm.mr, known)):
+            return kind
+    # Callbacks may give anything; without a driver it can only be host memory.
+    return "device" if traits.load_driver()[0] else "host"
+
+
+class ManagedBridgeResource(NativeBridgeResource):
+    """An RMM memory resource that pools what it takes from `upstream_mr` and records every allocation.
+
+    It can be set with `rmm.mr.set_per_device_resource`, and stand under or over other resources. Blocks go back to the
+    pool they came from whatever is set by then, and the pool lives until its last block is gone, also after the
+    resource itself.
+
+    Parameters
+    ----------
+    upstream_mr : rmm.mr.DeviceMemoryResource
+        Where memory comes from, in pieces of 32 MiB or more, always on a stream of the bridge's own.
+    device : int, optional
+        The device whose streams the blocks are used on; the current one by default.
+    track : {"sites", "counters", "off"}
+        What is recorded for each allocation: everything; all but the call site; nothing.
+    maximum_pool_size : int or str, optional
+        The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``.
+
+    Attributes
+    ----------
+    upstream_mr : rmm.mr.DeviceMemoryResource
+    kind : str
+        ``"managed"``, ``"system"``, ``"pinned"``, ``"host"`` or ``"device"``.
+
+    Notes
+    -----
+    Threads: all methods may be called from any thread. C++ code that calls the resource without the GIL is recorded
+    with the call site ``"native"``.
+
+    Streams: a block is safe for work enqueued on the stream it was allocated on, from then on. It goes back in the
+    order of the stream that `deallocate` names.
+    """
+
+    def __new__(
+        cls,
+        upstream_mr: DeviceMemoryResource,
+        *,
+        device: int | None = None,
+        track: str = "sites",
+        maximum_pool_size: int | str | None = None,
+    ) -> Self:
+        if not isinstance(upstream_mr, DeviceMemoryResource):
+            raise ConfigError(
+                f"upstream_mr is {upstream_mr!r}, not an RMM memory resource; pass for example "
+                "rmm.mr.PoolMemoryResource(rmm.mr.ManagedMemoryResource(), initial_pool_size=2**30)"
+            )
+        if track not in TRACKS:
+            raise ConfigError(f"track={track!r} is not one of {', '.join(map(repr, TRACKS))}")
+        check_rmm_version()
+        limit = 1 << 62 if maximum_pool_size is None else parse_bytes(maximum_pool_size, "maximum_pool_size")
+        devices, _ = traits.load_driver()
+        if devices == 0:
+            device = -1
+        elif device is None:
+            device = current_device()
+        elif not 0 <= device < devices:
+            raise ConfigError(f"device={device} does not exist; there are {devices}")
+        resource = super().__new__(
+            cls,
+            upstream_mr,
+            ordered=devices > 0,
+            device=device,
+            limit_bytes=limit,
+            kind=kind_of_resource(upstream_mr),
+            track=track,
+        )
+        _resources.add(resource)
+        weakref.finalize(resource, core.Heap.retire, resource.heap).atexit = False
+        return resource
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, **options: Any) -> None:
+        # RMM's classes take their arguments in __cinit__; Python passes them here as well.
+        del upstream_mr, options
+
+    @property
+    def kind(self) -> str:
+        return self.heap.kind
+
+    @property
+    def device(self) -> int:
+        return self.heap.device
+
+
+def current_device() -> int:
+    """Return the CUDA device that is current on this thread."""
+    from rmm._cuda.gpu import getDevice
+
+    return int(getDevice())
+
+
+def live_resources() -> list[ManagedBridgeResource]:
+    """Return the resources that exist, oldest first."""
+    return sorted(_resources, key=lambda resource: resource.heap.generation)

@@ -1,0 +1,54 @@
+"""Streams of all frameworks as handles, and the frameworks' current ones."""
+
+import sys
+from typing import Any
+
+from rmm_managed_bridge.errors import ViewError
+
+LEGACY = 0
+
+
+def stream_handle(stream: Any) -> int:
+    """Return the CUstream of a stream object of any framework, or of an integer handle.
+
+    Raises
+    ------
+    ViewError
+        If it is not a stream.
+    """
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1] if callable(protocol) else protocol[1])
+    for name in ("ptr", "cuda_stream", "handle"):
+        found = getattr(stream, name, None)
+        if found is not None:
+            return int(getattr(found, "value", found) or 0)
+    raise ViewError(f"{stream!r} is not a stream; pass a CuPy, Warp, RMM or PyTorch stream, or a CUstream as an integer")
+
+
+def current_cupy_stream() -> Any:
+    """Return CuPy's current stream object on this thread and device."""
+    import cupy
+
+    return cupy.cuda.get_current_stream()
+
+
+def current_warp_stream(device: int) -> Any:
+    """Return Warp's current stream object on a CUDA device."""
+    import warp
+
+    return warp.get_device(f"cuda:{device}").stream
+
+
+def stream_of(x: Any, device: int) -> Any:
+    """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
+    root = type(x).__module__.partition(".")[0]
+    if root == "cupy" and "cupy" in sys.modules:
+        return current_cupy_stream()
+    if root == "warp" and device >= 0:
+        return current_warp_stream(device)
+    if root == "rmm":
+        return getattr(x, "stream", None)
+    return None

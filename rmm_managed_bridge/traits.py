@@ -1,0 +1,53 @@
+"""What a device can do, asked once, and which backend follows from it."""
+
+import functools
+import os
+from typing import NamedTuple
+
+from rmm_managed_bridge._native import core
+
+# Numbers of CUdevice_attribute, from cuda.h.
+_MANAGED_MEMORY = 83
+_CONCURRENT_MANAGED_ACCESS = 89
+_PAGEABLE_MEMORY_ACCESS = 88
+_HOST_PAGE_TABLES = 100
+
+
+class Traits(NamedTuple):
+    """What one device can do, as its driver says."""
+
+    device: int
+    managed_memory: bool
+    concurrent_managed_access: bool
+    """CPU and GPU may work on managed memory at the same time; without it the CPU must wait for the whole device."""
+    pageable_memory_access: bool
+    """Kernels may use memory from `malloc` (HMM or ATS)."""
+    host_page_tables: bool
+    """The device walks the CPU's page tables (ATS), as Grace Hopper does."""
+
+
+def load_driver() -> tuple[int, str]:
+    """Return the number of CUDA devices and, where there is none, why. Makes no context."""
+    return core.load_driver(os.environ.get("RMM_BRIDGE_DRIVER_LIBRARY", "libcuda.so.1"))
+
+
+@functools.cache
+def device_traits(device: int) -> Traits:
+    """Return what `device` can do."""
+    return Traits(
+        device,
+        *(
+            bool(core.device_attribute(device, attribute))
+            for attribute in (_MANAGED_MEMORY, _CONCURRENT_MANAGED_ACCESS, _PAGEABLE_MEMORY_ACCESS, _HOST_PAGE_TABLES)
+        ),
+    )
+
+
+def detect_backend() -> tuple[str, str]:
+    """Return the backend that ``install(backend="auto")`` takes on this machine, and why."""
+    count, why_not = load_driver()
+    if count == 0:
+        return "host", why_not
+    if device_traits(0).managed_memory:
+        return "managed", "the device supports managed memory"
+    return "host", "device 0 does not support managed memory"

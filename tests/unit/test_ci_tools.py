@@ -1,0 +1,253 @@
+"""Every check in ci/tools lets good input through and rejects the example made here."""
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> ModuleType:
+    """Import a script of ci/tools, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"ci_tools_{name}", ROOT / "ci" / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script of ci/tools as CI does."""
+    script = ROOT / "ci" / "tools" / f"{name}.py"
+    command = [sys.executable, "-P", str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Write `files` under `folder` and return it."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+GOOD_PACKAGE = {
+    "__init__.py": "from rmm_managed_bridge.install import install\n",
+    "errors.py": "",
+    "units.py": "from rmm_managed_bridge.errors import ConfigError\n",
+    "records.py": "import rmm_managed_bridge.units\n",
+    "install.py": "from rmm_managed_bridge import adapters, records\nfrom rmm_managed_bridge.adapters import cupy\n",
+    "adapters/__init__.py": "def load():\n    from rmm_managed_bridge.adapters import cupy\n",
+    "adapters/cupy.py": "def hook():\n    import cupy\n",
+    "_native/ledger.pyx": "cimport numpy\nfrom rmm_managed_bridge._native.base cimport Base, \\\n    Other\n",
+    "_native/base.pxd": "from libcpp.memory cimport shared_ptr\ncdef extern from 'ledger.hpp':\n    pass\n",
+    "reports/table.py": "from rmm_managed_bridge.reports.text import align\n",
+    "reports/text.py": "from rmm_managed_bridge.records import Stats\n",
+    "cli/demo.py": "import numpy\nfrom rmm_managed_bridge.install import install\n",
+}
+
+BAD_IMPORTS = [
+    ("errors.py", "import rmm_managed_bridge.units", 1, "errors must not import units"),
+    ("units.py", "from rmm_managed_bridge import records", 1, "units must not import records"),
+    ("units.py", "def late():\n    from rmm_managed_bridge.config import X\n", 2, "units must not import config"),
+    ("config.py", "if TYPE_CHECKING:\n    import rmm_managed_bridge.views", 2, "config must not import views"),
+    ("config.py", "import importlib\nimportlib.import_module('rmm_managed_bridge.cli')", 2, "must not import cli"),
+    ("views.py", "import rmm_managed_bridge.provenance", 1, "views must not import provenance"),
+    ("views.py", "from rmm_managed_bridge import as_numpy", 1, "views must not import __init__"),
+    ("views.py", "import rmm_managed_bridge", 1, "views must not import __init__"),
+    ("views.py", "from .records import Allocation", 1, "relative import"),
+    ("views.py", "try:\n    import cupy\nexcept ImportError:\n    pass", 2, "imports cupy at module level"),
+    ("views.py", "class View:\n    from warp.types import array", 2, "imports warp.types at module level"),
+    ("views.py", "if not TYPE_CHECKING:\n    import torch", 2, "imports torch at module level"),
+    ("__init__.py", "def late():\n    import cupy", 2, "imports cupy in the package's __init__"),
+    ("adapters/warp.py", "from rmm_managed_bridge.adapters.cupy import hook", 1, "adapters never import each other"),
+    ("adapters/warp.py", "from rmm_managed_bridge.adapters import cupy", 1, "adapters never import each other"),
+    ("reports/rows.py", "from rmm_managed_bridge._native import ledger", 1, "reports must not import _native"),
+    ("_native/late.pyx", "def f(\n        a):  # no (\n    import os; import rmm_managed_bridge.hints", 3, "hints"),
+    ("_native/late.pyx", "from rmm_managed_bridge.resource cimport (  # why\n    A,\n    B)\n", 1, "resource"),
+    ("_native/late.pyx", "'''\nimport warp\n'''\nfrom cupy cimport x", 4, "imports cupy at module level"),
+    ("_native/late.pyx", "cdef class A:\n    '''\n    Text (\n    '''\n    pass\nimport torch", 6, "imports torch"),
+    ("_native/late.pxd", "from .base cimport Base", 1, "relative import"),
+    ("extra.py", "", 1, "extra is in no layer"),
+]
+
+
+def test_layers_accept_a_package_in_order(tmp_path: Path) -> None:
+    """The good package shows each form that is allowed."""
+    assert load("check_layers").check(write(tmp_path, GOOD_PACKAGE)) == []
+
+
+@pytest.mark.parametrize(("name", "text", "line", "wrong"), BAD_IMPORTS)
+def test_layers_reject(tmp_path: Path, name: str, text: str, line: int, wrong: str) -> None:
+    """One bad import in a good package is the one finding, on its line."""
+    findings = load("check_layers").check(write(tmp_path, {**GOOD_PACKAGE, name: text}))
+    assert findings
+    for finding in findings:
+        assert finding.startswith(f"{tmp_path / name}:{line}: ")
+        assert wrong in finding
+
+
+def test_layers_let_cython_functions_import_frameworks(tmp_path: Path) -> None:
+    """A function's own import is lazy in Cython too, also behind a signature of several lines."""
+    text = "cdef class A:\n    def f(self,\n          b=(1, 2)):\n        import cupy\n\ncpdef g():\n    import warp\n"
+    assert load("check_layers").check(write(tmp_path, {"_native/a.pyx": text})) == []
+
+
+def test_layers_let_a_listed_module_hold_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that cannot be without a framework may be listed; others must then import it lazily."""
+    tool = load("check_layers")
+    files = {"cli/kernel.py": "import warp", "cli/demo.py": "def f():\n    from rmm_managed_bridge.cli import kernel\n"}
+    assert len(tool.check(write(tmp_path, files))) == 1
+    monkeypatch.setitem(tool.FRAMEWORK_MODULES, "cli.kernel", "a kernel is a decorated function")
+    assert tool.check(tmp_path) == []
+    write(tmp_path, {"cli/main.py": "from rmm_managed_bridge.cli.kernel import launch\n"})
+    assert "imports cli.kernel at module level" in "".join(tool.check(tmp_path))
+
+
+def test_layers_script_fails_on_an_empty_folder(tmp_path: Path) -> None:
+    """Nothing to look at is a failure; this package is a pass."""
+    assert run("check_layers", tmp_path).returncode == 1
+    passed = run("check_layers", ROOT / "rmm_managed_bridge")
+    assert passed.returncode == 0, passed.stdout
+
+
+def test_file_length(tmp_path: Path) -> None:
+    """501 lines fail, 301 give a notice, other suffixes do not count."""
+    files = {"ok.py": "\n" * 300, "long.pyx": "\n" * 301, "most.cpp": "\n" * 500, "notes.md": "\n" * 900}
+    findings, notices = load("check_file_length").check([write(tmp_path, files)])
+    assert findings == []
+    assert [Path(notice.split(":")[0]).name for notice in notices] == ["long.pyx", "most.cpp"]
+    write(tmp_path, {"sub/over.hpp": "\n" * 501})
+    rejected = run("check_file_length", tmp_path)
+    assert rejected.returncode == 1
+    assert "over.hpp:501: 501 lines, above 500; split the file" in rejected.stdout
+
+
+def test_file_length_fails_on_an_empty_folder(tmp_path: Path) -> None:
+    """Each folder must hold a source file."""
+    assert run("check_file_length", tmp_path).returncode == 1
+
+
+GOOD_C = "int PyInit_ledger(void) { return 0; } int bridge_cupy_malloc(void) { return 1; }"
+
+
+def make_wheel(folder: Path, c_source: str = GOOD_C, flags: tuple[str, ...] = (), extra: str = "") -> Path:
+    """Compile a tiny library and pack it as the native part of a wheel."""
+    library = "rmm_managed_bridge/_native/ledger.cpython-311-x86_64-linux-gnu.so"
+    write(folder, {"ledger.c": c_source})
+    built = folder / "ledger.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", built, folder / "ledger.c"], check=True)
+    wheel = folder / "rmm_managed_bridge-0-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(built, library)
+        for name in ("rmm_managed_bridge/py.typed", "rmm_managed_bridge/_native/ledger.pyi", extra):
+            if name:
+                archive.writestr(name, "")
+    return wheel
+
+
+def test_wheel_accepts_what_is_clean(tmp_path: Path) -> None:
+    """Named entry points, a RUNPATH relative to the file, and types."""
+    wheel = make_wheel(tmp_path, flags=("-Wl,-rpath,$ORIGIN/../../librmm/lib64",))
+    passed = run("check_wheel", wheel, "--forbid", tmp_path)
+    assert passed.returncode == 0, passed.stdout
+
+
+@pytest.mark.parametrize(
+    ("c_source", "flags", "wrong"),
+    [
+        (GOOD_C + "int helper(void) { return 2; }", (), "exports helper; hide it"),
+        (GOOD_C + "__attribute__((weak)) int _ZTI6Ledger;", (), "exports _ZTI6Ledger; hide it"),
+        ("int PyInit_other(void) { return 0; }", (), "does not export PyInit_ledger"),
+        (GOOD_C, ("-Wl,-rpath,$ORIGIN:/opt/rmm/lib",), "RUNPATH entry '/opt/rmm/lib'"),
+        (GOOD_C, ("-Wl,--disable-new-dtags,-rpath,lib",), "RUNPATH entry 'lib'"),
+        (GOOD_C + 'const char *place(void) __attribute__((visibility("hidden")));'
+         'const char *place(void) { return "/build/machine/pool.hpp"; }', (), "holds '/build/machine'"),
+    ],
+)  # fmt: skip
+def test_wheel_rejects_a_library(tmp_path: Path, c_source: str, flags: tuple[str, ...], wrong: str) -> None:
+    """One flaw of a library is the one finding, under the library's name."""
+    findings = load("check_wheel").check(make_wheel(tmp_path, c_source, flags), ["/build/machine"])
+    assert len(findings) == 1
+    assert "ledger.cpython" in findings[0]
+    assert wrong in findings[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["rmm_managed_bridge/_native/pool.hpp", "rmm_managed_bridge/_native/a.pyx", "tests/a.py"]
+)
+def test_wheel_rejects_sources(tmp_path: Path, name: str) -> None:
+    """Neither native sources nor tests belong in the wheel."""
+    rejected = run("check_wheel", make_wheel(tmp_path, extra=name))
+    assert rejected.returncode == 1
+    assert f"{name}:1: " in rejected.stdout
+
+
+def test_wheel_rejects_missing_parts(tmp_path: Path) -> None:
+    """No library, no types, no stub, and a library for another machine."""
+    check = load("check_wheel").check
+    wheel = tmp_path / "fake.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("rmm_managed_bridge/__init__.py", "")
+    assert len(check(wheel, [])) == 2
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("rmm_managed_bridge/py.typed", "")
+        archive.writestr("rmm_managed_bridge/_native/a.abi3.so", b"\x7fELF\x02\x01".ljust(18, b"\0") + b"\xf3\0")
+    assert ["a.pyi is missing" in finding or "ELF machine 0xf3" in finding for finding in check(wheel, [])] == [
+        True
+    ] * 2
+
+
+def test_readme_command_takes_the_marked_block(tmp_path: Path) -> None:
+    """The README of this repository has the block; a lost marker or block fails."""
+    readme = (
+        write(tmp_path, {"R.md": "```sh\nno\n```\n<!-- test-command -->\n\n```sh\na &&\nb\n```\n```\nno\n```\n"})
+        / "R.md"
+    )
+    assert run("readme_command", readme, "test-command").stdout == "a &&\nb\n"
+    assert run("readme_command", readme, "other").returncode == 1
+    assert "pytest" in run("readme_command", ROOT / "README.md", "test-command").stdout
+    for text in ("<!-- m -->\nwords\n```\na\n```\n", "<!-- m -->\n```\n```\n", "<!-- m -->\n<!-- m -->\n```\na\n```\n"):
+        with pytest.raises(ValueError, match="<!-- m -->"):
+            load("readme_command").find_command(text, "m")
+
+
+GPU_CASE = '<testcase classname="tests.gpu.test_a" name="a"/>'
+UNIT_CASE = '<testcase classname="tests.unit.test_gpu" name="a"/>'
+FAILED_CASE = '<testcase classname="tests.gpu.test_a" name="b"><failure/></testcase>'
+SKIPPED_CASE = '<testcase classname="tests.gpu.test_a" name="c"><skipped/></testcase>'
+
+
+@pytest.mark.parametrize(
+    ("cases", "pytest_code", "demo_code", "wrong"),
+    [
+        (GPU_CASE + UNIT_CASE + SKIPPED_CASE, 0, 0, ""),
+        (GPU_CASE + FAILED_CASE, 1, 0, "pytest: 1 failed, exit code 1"),
+        (UNIT_CASE + SKIPPED_CASE, 0, 0, "no test under tests/gpu passed"),
+        (GPU_CASE, 0, 2, "the demo ended with exit code 2"),
+        (GPU_CASE, 139, 0, "pytest: 0 failed, exit code 139"),
+    ],
+)
+def test_gpu_table_fails_when_anything_failed_or_nothing_ran(
+    tmp_path: Path, cases: str, pytest_code: int, demo_code: int, wrong: str
+) -> None:
+    """The verdict follows from the counts and both exit codes."""
+    tool = load("gpu_table")
+    report = write(tmp_path, {"r.xml": f"<testsuites><testsuite>{cases}</testsuite></testsuites>"}) / "r.xml"
+    findings = tool.judge(tool.read_counts(report), pytest_code, demo_code)
+    assert len(findings) == bool(wrong)
+    assert wrong in "".join(findings)
+
+
+def test_gpu_table_without_a_report(tmp_path: Path) -> None:
+    """A crashed pytest leaves no report; the table is still printed."""
+    result = run("gpu_table", tmp_path / "none.xml", 139, 0)
+    assert result.returncode == 1
+    assert "| tests passed        | 0 |" in result.stdout
+    assert "no test under tests/gpu passed" in result.stdout.splitlines()[-1]
