@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rmm_managed_bridge import state, traits
 from rmm_managed_bridge._native import core
@@ -16,6 +16,9 @@ from rmm_managed_bridge.internal_files import internal_prefixes
 from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
 from rmm_managed_bridge.records import Status
 from rmm_managed_bridge.survivors import describe_survivors
+
+if TYPE_CHECKING:
+    from rmm_managed_bridge.resource import ManagedBridgeResource
 
 _log = logging.getLogger("rmm_managed_bridge")
 _lock = threading.RLock()
@@ -49,7 +52,7 @@ class Bridge:
         return tuple(self._pools.heaps)
 
     @property
-    def resources(self) -> dict[int, Any]:
+    def resources(self) -> "dict[int, ManagedBridgeResource]":
         """The RMM resource of each device."""
         return dict(self._pools.resources)
 

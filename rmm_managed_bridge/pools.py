@@ -1,7 +1,7 @@
 """The pools of one bridge: one for each device, or one of host memory."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rmm_managed_bridge import traits
 from rmm_managed_bridge._native import core
@@ -9,18 +9,27 @@ from rmm_managed_bridge.config import BridgeConfig
 from rmm_managed_bridge.errors import BackendError, ConfigError
 from rmm_managed_bridge.hugepages import advise_hugepages
 
+if TYPE_CHECKING:
+    from rmm.pylibrmm.memory_resource import DeviceMemoryResource
+
+    from rmm_managed_bridge.resource import ManagedBridgeResource
+
 
 class Pools(Protocol):
     """What `install` needs of a backend."""
 
     backend: str
     reason: str
-    heaps: dict[int, Any]
-    """Device number to heap; empty without devices."""
-    resources: dict[int, Any]
-    """Device number to the RMM resource over that heap."""
-    cpu_heap: Any
-    """Where NumPy's blocks come from."""
+    resources: "dict[int, ManagedBridgeResource]"
+    """Device number to the RMM resource over its heap."""
+
+    @property
+    def heaps(self) -> dict[int, core.Heap]:
+        """Device number to heap; empty without devices."""
+
+    @property
+    def cpu_heap(self) -> core.Heap:
+        """Where NumPy's blocks come from."""
 
     def attach(self) -> None:
         """Make RMM use the pools."""
@@ -31,7 +40,7 @@ class Pools(Protocol):
     def renew(self, devices: Sequence[int]) -> None:
         """Start a new generation: RMM was re-initialised on `devices`, and forgot the others."""
 
-    def all_heaps(self) -> list[Any]:
+    def all_heaps(self) -> list[core.Heap]:
         """Every heap of these pools."""
 
 
@@ -44,12 +53,12 @@ class HostPools:
         if config.devices not in (None, "all"):
             raise ConfigError(f"devices={config.devices!r}: the host backend has no devices; leave it out")
         self.reason = reason
-        self.heaps: dict[int, Any] = {}
-        self.resources: dict[int, Any] = {}
+        self.heaps: dict[int, core.Heap] = {}
+        self.resources: dict[int, ManagedBridgeResource] = {}
         self._config = config
         self.cpu_heap = self._make()
 
-    def _make(self) -> Any:
+    def _make(self) -> core.Heap:
         limit = self._config.maximum_pool_size
         return core.host_heap(
             hugepages=advise_hugepages(), limit_bytes=1 << 62 if limit is None else limit, track=self._config.track
@@ -67,7 +76,7 @@ class HostPools:
         old, self.cpu_heap = self.cpu_heap, self._make()
         old.retire()
 
-    def all_heaps(self) -> list[Any]:
+    def all_heaps(self) -> list[core.Heap]:
         return [self.cpu_heap]
 
 
@@ -81,27 +90,28 @@ class RmmPools:
         self.backend = backend
         self.reason = reason
         self._config = config
-        self.resources: dict[int, Any] = {}
-        self._before: dict[int, Any] = {}
+        self.resources: dict[int, ManagedBridgeResource] = {}
+        self._before: dict[int, DeviceMemoryResource] = {}
         self._devices = _devices(config, count)
         for device in self._devices:
             self.resources[device] = self._make(device)
 
     @property
-    def heaps(self) -> dict[int, Any]:
+    def heaps(self) -> dict[int, core.Heap]:
         return {device: resource.heap for device, resource in self.resources.items()}
 
     @property
-    def cpu_heap(self) -> Any:
+    def cpu_heap(self) -> core.Heap:
         return self.resources[self._devices[0]].heap
 
-    def _make(self, device: int) -> Any:
+    def _make(self, device: int) -> "ManagedBridgeResource":
         import rmm
         from rmm._cuda.gpu import getDevice, setDevice
 
         from rmm_managed_bridge.resource import ManagedBridgeResource, kind_of_resource
 
         able = traits.device_traits(device)
+        upstream: DeviceMemoryResource
         before = getDevice()
         setDevice(device)
         try:
@@ -174,7 +184,7 @@ class RmmPools:
             self._before[device] = before
             rmm.mr.set_per_device_resource(device, self.resources[device])
 
-    def _make_over(self, device: int) -> Any:
+    def _make_over(self, device: int) -> "ManagedBridgeResource":
         """A new resource over what RMM has now, whatever `install` built before."""
         from dataclasses import replace
 
@@ -184,7 +194,7 @@ class RmmPools:
         finally:
             self._config = config
 
-    def all_heaps(self) -> list[Any]:
+    def all_heaps(self) -> list[core.Heap]:
         return list(self.heaps.values())
 
 

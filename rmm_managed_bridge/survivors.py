@@ -1,13 +1,12 @@
 """What is still alive in pools that are about to be retired, in words."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.units import format_bytes
 
 
-def describe_survivors(heaps: Iterable[Any]) -> str | None:
+def describe_survivors(heaps: Iterable[core.Heap]) -> str | None:
     """Return count, bytes, frameworks and call sites of the live blocks of `heaps`; None if there are none."""
     count = sum(heap.live_count for heap in heaps)
     if count == 0:

@@ -15,13 +15,15 @@ def package_folder(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def cuda_include() -> Path:
-    """Return the folder with cuda.h from the nvidia-cuda-runtime wheel."""
+def cuda_includes() -> list[Path]:
+    """Return the include folders of the nvidia-cuda-* wheels, which need not be installed in one place."""
     spec = importlib.util.find_spec("nvidia")
-    for location in spec.submodule_search_locations or () if spec else ():
-        for header in sorted(Path(location).glob("cu*/include/cuda.h")):
-            return header.parent
-    return sys.exit("nvidia-cuda-runtime is needed to build rmm_managed_bridge and is not installed")
+    locations = (spec.submodule_search_locations or ()) if spec else ()
+    found = [folder for location in locations for folder in sorted(Path(location).glob("cu*/include"))]
+    for header, wheel in (("cuda.h", "nvidia-cuda-runtime"), ("crt/host_defines.h", "nvidia-cuda-crt")):
+        if not any((folder / header).is_file() for folder in found):
+            sys.exit(f"{wheel} is needed to build rmm_managed_bridge and is not installed: no {header} was found")
+    return found
 
 
 librmm = package_folder("librmm")
@@ -30,7 +32,7 @@ folders = [
     librmm,
     librmm / "include",
     librmm / "include" / "rapids",
-    cuda_include(),
+    *cuda_includes(),
     package_folder("rapids_logger") / "include",
     Path(numpy.get_include()),
 ]

@@ -6,13 +6,12 @@ from rmm_managed_bridge._native import core, framework_entry
 from rmm_managed_bridge.errors import FrameworkError, InstallError
 
 
-
 class CupyAdapter:
     """Hooks CuPy's process-wide allocator. Each block is ordered on the stream that is CuPy's current one."""
 
     name = "cupy"
 
-    def __init__(self, heaps: dict[int, Any]) -> None:
+    def __init__(self, heaps: dict[int, core.Heap]) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -45,7 +44,7 @@ class CupyAdapter:
         self._cupy.cuda.set_allocator(self._before)
         return None
 
-    def move(self, heaps: dict[int, Any]) -> None:
+    def move(self, heaps: dict[int, core.Heap]) -> None:
         """From now on allocate from other heaps."""
         self._heaps = heaps
         guest, _ = _allocator()
@@ -53,11 +52,11 @@ class CupyAdapter:
             guest.use(device, heap)
 
 
-_guest: Any = None
+_guest: framework_entry.CupyGuest | None = None
 _c_allocator: Any = None
 
 
-def _allocator() -> tuple[Any, Any]:
+def _allocator() -> tuple[framework_entry.CupyGuest, Any]:
     """Return the one guest and CuPy allocator of this process, made at the first use."""
     global _guest, _c_allocator
     if _guest is None:

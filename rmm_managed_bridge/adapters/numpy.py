@@ -20,7 +20,7 @@ class NumpyAdapter:
 
     name = "numpy"
 
-    def __init__(self, heap: Any, least_bytes: int = 0) -> None:
+    def __init__(self, heap: core.Heap, least_bytes: int = 0) -> None:
         version = tuple(int(part) for part in np.__version__.split(".")[:2])
         if version < OLDEST:
             raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
@@ -67,7 +67,7 @@ class NumpyAdapter:
         numpy_handler.set_current(self._before)
         return None
 
-    def move(self, heap: Any) -> None:
+    def move(self, heap: core.Heap) -> None:
         """From now on allocate from another heap."""
         self._heap = heap
         self._handler.use(heap, self._least_bytes)
@@ -103,10 +103,10 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
         self._adapters.pop().unhook()
 
 
-_host_heap: Any = None
+_host_heap: core.Heap | None = None
 
 
-def _heap_for(kind: str | None) -> Any:
+def _heap_for(kind: str | None) -> core.Heap:
     global _host_heap
     heaps = [heap for heap in core.heaps() if not heap.retired and heap.kind in _HOST_ACCESSIBLE]
     for heap in reversed(heaps):

@@ -22,8 +22,8 @@ class WarpAllocator:
 
     deallocate_requires_context_guard = False
 
-    def __init__(self, heaps: dict[int, Any] | None = None) -> None:
-        self._heaps: dict[int, Any] = dict(heaps or {})
+    def __init__(self, heaps: dict[int, core.Heap] | None = None) -> None:
+        self._heaps: dict[int, core.Heap] = dict(heaps or {})
         self._devices: dict[int, Any] = {}
 
     @property
@@ -56,7 +56,7 @@ class WarpAllocator:
         handle = stream.cuda_stream or 0
         if not heap.knows(handle):
             heap.adopt(handle, stream)
-        return int(heap.allocate(size_in_bytes, alignment=256, stream=handle, framework="warp"))
+        return heap.allocate(size_in_bytes, alignment=256, stream=handle, framework="warp")
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""
@@ -67,7 +67,7 @@ class WarpAllocator:
     def __repr__(self) -> str:
         return f"WarpAllocator({', '.join(f'cuda:{number}: {heap!r}' for number, heap in self._heaps.items())})"
 
-    def move(self, heaps: dict[int, Any]) -> None:
+    def move(self, heaps: dict[int, core.Heap]) -> None:
         """From now on allocate from other heaps."""
         self._heaps = dict(heaps)
 
@@ -77,7 +77,7 @@ class WarpAdapter:
 
     name = "warp"
 
-    def __init__(self, heaps: dict[int, Any]) -> None:
+    def __init__(self, heaps: dict[int, core.Heap]) -> None:
         try:
             import warp
         except ImportError as error:
@@ -116,7 +116,7 @@ class WarpAdapter:
         self._before.clear()
         return f"Warp's allocator on {', '.join(kept)} was changed since and was left as it is" if kept else None
 
-    def move(self, heaps: dict[int, Any]) -> None:
+    def move(self, heaps: dict[int, core.Heap]) -> None:
         """From now on allocate from other heaps."""
         self._allocator.move(heaps)
 

@@ -1,0 +1,23 @@
+from typing import Any, Self
+
+from rmm.pylibrmm.memory_resource import DeviceMemoryResource, UpstreamResourceAdaptor
+
+from rmm_managed_bridge._native import core
+
+class NativeBridgeResource(UpstreamResourceAdaptor):
+    def __new__(
+        cls,
+        upstream_mr: DeviceMemoryResource,
+        *,
+        ordered: bool,
+        device: int,
+        limit_bytes: int,
+        kind: str,
+        track: str,
+    ) -> Self: ...
+    @property
+    def heap(self) -> core.Heap: ...
+    # `stream` is what RMM takes: its own Stream, or any object with `__cuda_stream__`.
+    def allocate(self, nbytes: int, stream: Any = ...) -> int: ...
+    def deallocate(self, ptr: int, nbytes: int, stream: Any = ...) -> None: ...
+    def get_allocated_bytes(self) -> int: ...
