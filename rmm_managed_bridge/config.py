@@ -1,7 +1,7 @@
 """The arguments of `install`, checked: arguments before the environment before the defaults."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,7 +88,9 @@ def read_config(
 def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{source}={value!r} is not a list of frameworks; write {list(FRAMEWORKS)} or some of them")
+    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
     for name in names:
         if name not in FRAMEWORKS:
             raise FrameworkError(f"{source}: {name!r} is not a framework the bridge knows; use {', '.join(FRAMEWORKS)}")
@@ -97,14 +99,16 @@ def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
 
 def _read_devices(value: object, source: str) -> tuple[int, ...] | Literal["all"] | None:
     if value is None or value == "all":
-        return value  # type: ignore[return-value]
+        return value
     try:
         if isinstance(value, str):
             numbers = tuple(int(part) for part in value.replace(",", " ").split())
         elif isinstance(value, int):
             numbers = (value,)
+        elif isinstance(value, Iterable):
+            numbers = tuple(int(part) for part in value)
         else:
-            numbers = tuple(int(part) for part in value)  # type: ignore[attr-defined]
+            numbers = ()
     except (TypeError, ValueError):
         numbers = ()
     if not numbers or min(numbers) < 0:

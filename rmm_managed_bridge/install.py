@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rmm_managed_bridge import state, traits
 from rmm_managed_bridge._native import core
+from rmm_managed_bridge.adapters.cupy import CupyAdapter
+from rmm_managed_bridge.adapters.numpy import NumpyAdapter
+from rmm_managed_bridge.adapters.warp import WarpAdapter
 from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, read_config
 from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, FrameworkError, InstallError
 from rmm_managed_bridge.internal_files import internal_prefixes
@@ -19,6 +22,8 @@ from rmm_managed_bridge.survivors import describe_survivors
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
+
+Adapter = NumpyAdapter | CupyAdapter | WarpAdapter
 
 _log = logging.getLogger("rmm_managed_bridge")
 _lock = threading.RLock()
@@ -43,7 +48,7 @@ class Bridge:
         self._pools: Pools = _make_pools(config)
         self.backend = self._pools.backend
         self.reason = self._pools.reason
-        self._adapters: dict[str, Any] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._states: dict[str, str] = {}
         self._depth = 0
 
@@ -139,7 +144,10 @@ class Bridge:
                 f"rmm.reinitialize changed the memory under the bridge, which was uninstalled: {error}"
             ) from error
         for adapter in self._adapters.values():
-            adapter.move(self._pools.cpu_heap if adapter.name == "numpy" else self._pools.heaps)
+            if isinstance(adapter, NumpyAdapter):
+                adapter.move(self._pools.cpu_heap)
+            else:
+                adapter.move(self._pools.heaps)
         self._publish()
 
 
@@ -272,17 +280,11 @@ def _make_pools(config: BridgeConfig) -> Pools:
     return RmmPools(config, backend, reason)
 
 
-def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Any:
+def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
     if name == "numpy":
-        from rmm_managed_bridge.adapters.numpy import NumpyAdapter
-
         return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes)
     if name == "cupy":
-        from rmm_managed_bridge.adapters.cupy import CupyAdapter
-
         return CupyAdapter(pools.heaps)
-    from rmm_managed_bridge.adapters.warp import WarpAdapter
-
     return WarpAdapter(pools.heaps)
 
 

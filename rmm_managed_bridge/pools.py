@@ -59,9 +59,8 @@ class HostPools:
         self.cpu_heap = self._make()
 
     def _make(self) -> core.Heap:
-        limit = self._config.maximum_pool_size
         return core.host_heap(
-            hugepages=advise_hugepages(), limit_bytes=1 << 62 if limit is None else limit, track=self._config.track
+            hugepages=advise_hugepages(), limit_bytes=self._config.maximum_pool_size, track=self._config.track
         )
 
     def attach(self) -> None:

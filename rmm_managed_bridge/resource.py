@@ -69,7 +69,8 @@ class ManagedBridgeResource(NativeBridgeResource):
     track : {"sites", "counters", "off"}
         What is recorded for each allocation: everything; all but the call site; nothing.
     maximum_pool_size : int or str, optional
-        The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``.
+        The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``; by default the memory
+        of the machine and of its devices together.
 
     Attributes
     ----------
@@ -102,8 +103,12 @@ class ManagedBridgeResource(NativeBridgeResource):
         if track not in TRACKS:
             raise ConfigError(f"track={track!r} is not one of {', '.join(map(repr, TRACKS))}")
         check_rmm_version()
-        limit = 1 << 62 if maximum_pool_size is None else parse_bytes(maximum_pool_size, "maximum_pool_size")
         devices, _ = traits.load_driver()
+        limit = (
+            core.physical_bytes()
+            if maximum_pool_size is None
+            else parse_bytes(maximum_pool_size, "maximum_pool_size")
+        )
         if devices == 0:
             device = -1
         elif device is None:

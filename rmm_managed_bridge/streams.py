@@ -42,12 +42,12 @@ def current_warp_stream(device: int) -> Any:
     return warp.get_device(f"cuda:{device}").stream
 
 
-def stream_of(x: Any, device: int) -> Any:
+def stream_of(x: Any, device: int | None) -> Any:
     """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
     root = type(x).__module__.partition(".")[0]
     if root == "cupy" and "cupy" in sys.modules:
         return current_cupy_stream()
-    if root == "warp" and device >= 0:
+    if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
     if root == "rmm":
         return getattr(x, "stream", None)

@@ -183,11 +183,10 @@ def as_warp(x: Any) -> "warp.array[Any]":
         warp_dtype = warp.dtype_from_numpy(dtype)
     except RuntimeError:
         raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
-    if 0 in address.shape:
-        kind, device = "host", -1
-    else:
+    kind: str | None = "host"
+    if 0 not in address.shape:
         _require_ours(x, address, dtype)
-        kind, device = core.kind_of(address.ptr), core.device_of(address.ptr)
+        kind = core.kind_of(address.ptr)
     if kind == "host":
         return warp.array(
             ptr=address.ptr,
@@ -293,7 +292,7 @@ def _extent(address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
 def _require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
     """Return (start, bytes) of the block that all of the array lies in."""
     low, size_bytes = _extent(address, dtype)
-    block: tuple[int, int] | None = core.block_of(low)
+    block = core.block_of(low)
     if block is None or low + size_bytes > block[0] + block[1]:
         raise ViewError(_not_ours(x))
     return block
@@ -317,7 +316,7 @@ def _require_device(x: Any, address: Address) -> int:
             f"this {type(x).__name__} lies in {kind} memory, which no device reaches; call "
             "install(backend='managed', initial_pool_size=...) on a machine with a GPU before the array is made"
         )
-    return int(device)
+    return device
 
 
 def _not_ours(x: Any) -> str:

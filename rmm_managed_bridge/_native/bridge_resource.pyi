@@ -1,9 +1,11 @@
 from typing import Any, Self
 
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource, UpstreamResourceAdaptor
+from typing_extensions import disjoint_base
 
 from rmm_managed_bridge._native import core
 
+@disjoint_base
 class NativeBridgeResource(UpstreamResourceAdaptor):
     def __new__(
         cls,

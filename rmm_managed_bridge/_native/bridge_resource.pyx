@@ -40,6 +40,7 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
 
     cdef unique_ptr[BridgeResource] c_obj
     cdef readonly core.Heap heap
+    cdef uint8_t framework
 
     def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, size_t limit_bytes, str kind,
                   str track):
@@ -51,7 +52,8 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             kind, track, upstream_mr,
         )
         self.heap = heap
-        self.c_obj.reset(new BridgeResource(heap.c_heap, core.origin, core.framework_number("rmm")))
+        self.framework = core.framework_number("rmm")
+        self.c_obj.reset(new BridgeResource(heap.c_heap, core.origin, self.framework))
         self.c_ref = make_device_async_resource_ref(dereference(self.c_obj))
 
     def allocate(self, nbytes, stream=DEFAULT_STREAM):
@@ -72,7 +74,7 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If the stream is being captured. The capture stays valid.
         """
         cdef Stream native = as_stream(stream)
-        return self.heap.allocate(nbytes, stream=<uintptr_t>native.view().get(), framework="rmm")
+        return self.heap.take(nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework)
 
     def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):
         """Free the block at `ptr`, after the work enqueued on `stream` until now.
@@ -83,7 +85,7 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If `ptr` is not the start of a live block of the bridge. Nothing is freed.
         """
         cdef Stream native = as_stream(stream)
-        self.heap.deallocate(ptr, nbytes, stream=<uintptr_t>native.view().get(), framework="rmm")
+        self.heap.give(ptr, nbytes, True, <uintptr_t>native.view().get(), self.framework)
 
     def get_allocated_bytes(self):
         """Return the bytes of the blocks that are live, as they were asked for."""

@@ -54,6 +54,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         string why_not
         void load(const char* library)
         int attribute(int device, int which)
+        size_t total_memory()
 
     cdef cppclass CHistory "rmm_bridge::History":
         void set_limit(size_t limit) except +
@@ -156,4 +157,7 @@ cdef class Heap:
     cdef readonly str track
     cdef readonly int generation
     cdef readonly bint closed
+    cdef uintptr_t take(self, object size_bytes, size_t alignment, bint cpu, bint ordered, uintptr_t stream,
+                        uint8_t framework) except? 0
+    cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1
     cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive)

@@ -2,6 +2,8 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Final, Literal
 
+from typing_extensions import disjoint_base
+
 from rmm_managed_bridge.records import Allocation, CallSite, History, Holder, Peak, Snapshot, Usage
 
 KINDS: Final[tuple[str, ...]]
@@ -51,6 +53,7 @@ def host_heap(
     ordered: bool = False,
 ) -> Heap: ...
 
+@disjoint_base
 class Heap:
     @property
     def keep_alive(self) -> object: ...

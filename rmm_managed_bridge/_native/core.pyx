@@ -16,6 +16,10 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 
 
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+
 cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void install_hooks(CProcess* process)
     void set_phase(CProcess* process, int phase)
@@ -294,6 +298,14 @@ def load_driver(str library="libcuda.so.1"):
     return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
 
 
+def physical_bytes():
+    """Return the memory of this machine and of all its devices: no pool can ever use more.
+
+    The driver reserves address space for a managed request of any size, so something has to say no.
+    """
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + process.driver.total_memory()
+
+
 def current_device():
     """Return the device whose context is current on this thread, or -1."""
     return current_device_of(process)
@@ -428,34 +440,54 @@ cdef class Heap:
         self.generation = next(_generations)
         _heaps.append(self)
 
-    def allocate(self, size_bytes, *, size_t alignment=256, stream=None, bint cpu=False, str framework="other"):
-        """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered."""
+    cdef uintptr_t take(self, object size_bytes, size_t alignment, bint cpu, bint ordered, uintptr_t stream,
+                        uint8_t framework) except? 0:
         cdef Request request
         cdef Refusal refusal = Refusal.none
-        cdef void* ptr
-        if size_bytes < 0:
+        cdef Py_ssize_t asked
+        try:
+            asked = size_bytes
+        except OverflowError:
+            asked = PY_SSIZE_T_MAX if size_bytes > 0 else -1
+        if asked < 0:
             raise ValueError(f"cannot allocate {size_bytes} bytes; a size is 0 or more")
         if alignment == 0 or alignment & (alignment - 1) or alignment > (1 << 18):
             raise ValueError(f"alignment {alignment} is not a power of two up to 262144")
-        request.bytes = min(size_bytes, 1 << 62)
+        request.bytes = asked
         request.alignment = alignment
         request.side = Side.cpu if cpu else Side.gpu
-        request.host_ordered = stream is None
-        request.stream = <CUstream><uintptr_t>(0 if stream is None else stream)
-        request.who = origin.capture(framework_number(framework), self.c_heap.track())
-        ptr = self.c_heap.allocate(request, refusal)
+        request.host_ordered = not ordered
+        request.stream = <CUstream>stream
+        request.who = origin.capture(framework, self.c_heap.track())
+        cdef void* ptr = self.c_heap.allocate(request, refusal)
         if refusal != Refusal.none:
-            raise failure(self.c_heap, refusal, request.bytes, <uintptr_t>request.stream)
+            raise failure(self.c_heap, refusal, request.bytes, stream)
         return <uintptr_t>ptr
+
+    cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1:
+        cdef Provenance who
+        cdef uint64_t stated = unstated
+        if size_bytes is not None:
+            try:
+                stated = <uint64_t>size_bytes
+            except OverflowError:
+                stated = unstated - 1
+        who.site = who.tag = 0
+        who.framework = framework
+        cdef Freed freed = free_block(process, <void*>ptr, stated, ordered, <CUstream>stream, who)
+        if freed == Freed.foreign or freed == Freed.not_live:
+            raise foreign(ptr, freed)
+        return 0
+
+    def allocate(self, size_bytes, *, size_t alignment=256, stream=None, bint cpu=False, str framework="other"):
+        """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered."""
+        return self.take(
+            size_bytes, alignment, cpu, stream is not None, 0 if stream is None else stream, framework_number(framework)
+        )
 
     def deallocate(self, uintptr_t ptr, size_bytes=None, *, stream=None, str framework="other"):
         """Free a block of any heap. A size that is not the recorded one is reported; the recorded one counts."""
-        cdef Provenance who = origin.capture(framework_number(framework), self.c_heap.track())
-        cdef uint64_t stated = unstated if size_bytes is None else min(size_bytes, 1 << 63)
-        cdef CUstream handle = <CUstream><uintptr_t>(0 if stream is None else stream)
-        cdef Freed freed = free_block(process, <void*>ptr, stated, stream is not None, handle, who)
-        if freed == Freed.foreign or freed == Freed.not_live:
-            raise foreign(ptr, freed)
+        self.give(ptr, size_bytes, stream is not None, 0 if stream is None else stream, framework_number(framework))
 
     def adopt(self, uintptr_t stream, owner):
         """Hold `owner`, the object whose life is the stream's. Return False if the stream is held already."""
@@ -544,12 +576,13 @@ cdef class Heap:
         )
 
 
-def host_heap(*, bint hugepages=False, size_t limit_bytes=(1 << 62), str track="sites", str kind="host",
+def host_heap(*, bint hugepages=False, limit_bytes=None, str track="sites", str kind="host",
               int device=-1, bint ordered=False):
     """Return a heap on memory from `mmap`. `ordered`: with the ordering of `device`, for tests on a fake driver."""
     cdef Heap heap = Heap.__new__(Heap)
+    cdef size_t limit = physical_bytes() if limit_bytes is None else limit_bytes
     heap.attach(
-        new_host_heap(process, hugepages, limit_bytes, KINDS.index(kind), TRACKS.index(track), device, ordered),
+        new_host_heap(process, hugepages, limit, KINDS.index(kind), TRACKS.index(track), device, ordered),
         kind, track, None,
     )
     return heap

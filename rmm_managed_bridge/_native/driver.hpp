@@ -16,6 +16,7 @@ namespace rmm_bridge {
   X(init, cuInit, "cuInit")                                                    \
   X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                        \
   X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")            \
+  X(device_memory, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                    \
   X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")      \
   X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                         \
   X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                            \
@@ -74,6 +75,16 @@ struct Driver {
       return "CUresult " + std::to_string(static_cast<int>(result));
     }
     return name;
+  }
+
+  // Bytes of memory that all devices have together.
+  std::size_t total_memory() const {
+    std::size_t sum = 0;
+    for (int device = 0; loaded && device < devices; ++device) {
+      std::size_t bytes = 0;
+      if (device_memory(&bytes, device) == CUDA_SUCCESS) sum += bytes;
+    }
+    return sum;
   }
 
   int attribute(int device, int which) const {

@@ -1,10 +1,11 @@
 from collections.abc import Callable
 from typing import Self
 
-from typing_extensions import CapsuleType
+from typing_extensions import CapsuleType, disjoint_base
 
 from rmm_managed_bridge._native import core
 
+@disjoint_base
 class CupyGuest:
     def __new__(
         cls,

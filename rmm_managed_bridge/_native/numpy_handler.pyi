@@ -1,11 +1,12 @@
 from typing import Final
 
-from typing_extensions import CapsuleType
+from typing_extensions import CapsuleType, disjoint_base
 
 from rmm_managed_bridge._native import core
 
 NAME: Final[str]
 
+@disjoint_base
 class NumpyHandler:
     @property
     def capsule(self) -> CapsuleType: ...

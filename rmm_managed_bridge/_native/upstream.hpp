@@ -31,7 +31,7 @@ class HostUpstream final : public Upstream {
   void* allocate(std::size_t bytes) noexcept override {
     // Twice the alignment is reserved and the ends cut off, so that slabs start on a huge page.
     const std::size_t padded = bytes + kAlignment;
-    void* raw = ::mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* raw = ::mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return nullptr;
     const auto start = reinterpret_cast<std::uintptr_t>(raw);
     const std::uintptr_t aligned = (start + kAlignment - 1) & ~(kAlignment - 1);
