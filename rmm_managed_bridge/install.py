@@ -331,7 +331,9 @@ def _watch_reinitialize() -> None:
             original(*args, **kwargs)
             if bridge is not None and bridge is _bridge:
                 devices = kwargs.get("devices", 0)
-                bridge._after_reinitialize([0] if devices is None else [devices] if isinstance(devices, int) else devices)
+                bridge._after_reinitialize(
+                    [0] if devices is None else [devices] if isinstance(devices, int) else devices
+                )
 
     _original_initialize = original
     rmm.rmm._initialize = initialize_and_attach

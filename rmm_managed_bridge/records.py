@@ -264,7 +264,9 @@ class Status:
             device = "host" if each.device < 0 else f"cuda:{each.device}"
             state = "current" if each.current else "retired"
             live = f"{format_bytes(each.current_bytes)} live in {each.current_count}"
-            lines.append(f"  pool {each.number} on {device}, {state}: {live}, {format_bytes(each.reserved_bytes)} reserved")
+            lines.append(
+                f"  pool {each.number} on {device}, {state}: {live}, {format_bytes(each.reserved_bytes)} reserved"
+            )
         return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """ManagedBridgeResource: what users construct and set in RMM."""
 
 import weakref
-from typing import Any, Self
+from typing import Self
 
 import rmm
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource
@@ -105,9 +105,7 @@ class ManagedBridgeResource(NativeBridgeResource):
         check_rmm_version()
         devices, _ = traits.load_driver()
         limit = (
-            core.physical_bytes()
-            if maximum_pool_size is None
-            else parse_bytes(maximum_pool_size, "maximum_pool_size")
+            core.physical_bytes() if maximum_pool_size is None else parse_bytes(maximum_pool_size, "maximum_pool_size")
         )
         if devices == 0:
             device = -1
@@ -127,10 +125,6 @@ class ManagedBridgeResource(NativeBridgeResource):
         _resources.add(resource)
         weakref.finalize(resource, core.Heap.retire, resource.heap).atexit = False
         return resource
-
-    def __init__(self, upstream_mr: DeviceMemoryResource, **options: Any) -> None:
-        # RMM's classes take their arguments in __cinit__; Python passes them here as well.
-        del upstream_mr, options
 
     @property
     def kind(self) -> str:

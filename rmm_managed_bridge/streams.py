@@ -25,7 +25,9 @@ def stream_handle(stream: Any) -> int:
         found = getattr(stream, name, None)
         if found is not None:
             return int(getattr(found, "value", found) or 0)
-    raise ViewError(f"{stream!r} is not a stream; pass a CuPy, Warp, RMM or PyTorch stream, or a CUstream as an integer")
+    raise ViewError(
+        f"{stream!r} is not a stream; pass a CuPy, Warp, RMM or PyTorch stream, or a CUstream as an integer"
+    )
 
 
 def current_cupy_stream() -> Any:

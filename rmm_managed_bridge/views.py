@@ -261,7 +261,7 @@ def _hold(ptr: int, stream: Any) -> None:
     if isinstance(stream, int):
         return
     heap = core.heap_containing(ptr)
-    if heap is not None and not heap.knows(handle := streams.stream_handle(stream)):
+    if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
         heap.adopt(handle, stream)
 
 
@@ -302,7 +302,9 @@ def _require_plain(x: Any, address: Address, dtype: "np.dtype[Any]", consumer: s
     if dtype.hasobject:
         raise ViewError(f"{consumer} cannot hold Python objects; dtype {dtype} has them")
     if not dtype.isnative:
-        raise ViewError(f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})")
+        raise ViewError(
+            f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})"
+        )
     if address.readonly:
         raise ViewError(
             f"this {type(x).__name__} is read-only, which {consumer} cannot express; a view would let it be written"

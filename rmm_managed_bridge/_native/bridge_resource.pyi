@@ -4,6 +4,8 @@ from rmm.pylibrmm.memory_resource import DeviceMemoryResource, UpstreamResourceA
 from typing_extensions import disjoint_base
 
 from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native.core import KINDS as KINDS
+from rmm_managed_bridge._native.core import TRACKS as TRACKS
 
 @disjoint_base
 class NativeBridgeResource(UpstreamResourceAdaptor):

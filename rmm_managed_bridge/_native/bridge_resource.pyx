@@ -74,7 +74,11 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If the stream is being captured. The capture stays valid.
         """
         cdef Stream native = as_stream(stream)
-        return self.heap.take(nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework)
+        # A Stream without an owner wraps a bare handle, whose life nobody vouches for.
+        return self.heap.take(
+            nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework,
+            None if native._owner is None else native,
+        )
 
     def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):
         """Free the block at `ptr`, after the work enqueued on `stream` until now.

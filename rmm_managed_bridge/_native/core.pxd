@@ -125,7 +125,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         size_t lane_count
 
     cdef cppclass CHeap "rmm_bridge::Heap":
-        void* allocate(const Request& request, Refusal& refusal) noexcept
+        void* allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept
         PoolNumbers numbers() except +
         size_t live_count()
         size_t live_bytes()
@@ -158,6 +158,6 @@ cdef class Heap:
     cdef readonly int generation
     cdef readonly bint closed
     cdef uintptr_t take(self, object size_bytes, size_t alignment, bint cpu, bint ordered, uintptr_t stream,
-                        uint8_t framework) except? 0
+                        uint8_t framework, object owner) except? 0
     cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1
     cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive)

@@ -41,7 +41,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
     Refusal stream_key(CHeap* heap, CUstream stream, uint64_t& key)
-    bool knows_stream(CHeap* heap, CUstream stream)
+    bool holds_stream(CHeap* heap, CUstream stream)
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
     void* retire_lane(CHeap* heap, unsigned short lane) except +
@@ -441,7 +441,9 @@ cdef class Heap:
         _heaps.append(self)
 
     cdef uintptr_t take(self, object size_bytes, size_t alignment, bint cpu, bint ordered, uintptr_t stream,
-                        uint8_t framework) except? 0:
+                        uint8_t framework, object owner) except? 0:
+        """`owner`: the object whose life is the stream's, held from its first block on; None if nobody knows it."""
+        cdef bool held = True
         cdef Request request
         cdef Refusal refusal = Refusal.none
         cdef Py_ssize_t asked
@@ -459,9 +461,11 @@ cdef class Heap:
         request.host_ordered = not ordered
         request.stream = <CUstream>stream
         request.who = origin.capture(framework, self.c_heap.track())
-        cdef void* ptr = self.c_heap.allocate(request, refusal)
+        cdef void* ptr = self.c_heap.allocate(request, refusal, NULL, &held)
         if refusal != Refusal.none:
             raise failure(self.c_heap, refusal, request.bytes, stream)
+        if not held and owner is not None:
+            self.adopt(stream, owner)
         return <uintptr_t>ptr
 
     cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1:
@@ -479,10 +483,15 @@ cdef class Heap:
             raise foreign(ptr, freed)
         return 0
 
-    def allocate(self, size_bytes, *, size_t alignment=256, stream=None, bint cpu=False, str framework="other"):
-        """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered."""
+    def allocate(self, size_bytes, *, size_t alignment=256, stream=None, owner=None, bint cpu=False,
+                 str framework="other"):
+        """Return the address of a block; 0 for no bytes. Without `stream` the block is host-ordered.
+
+        `owner` is the object whose life is the stream's: it is held as long as blocks may name the stream.
+        """
         return self.take(
-            size_bytes, alignment, cpu, stream is not None, 0 if stream is None else stream, framework_number(framework)
+            size_bytes, alignment, cpu, stream is not None, 0 if stream is None else stream,
+            framework_number(framework), owner,
         )
 
     def deallocate(self, uintptr_t ptr, size_bytes=None, *, stream=None, str framework="other"):
@@ -497,9 +506,9 @@ cdef class Heap:
         self.drop_unused_streams()
         return True
 
-    def knows(self, uintptr_t stream):
+    def holds(self, uintptr_t stream):
         """Return True if the bridge holds this stream's object, or need not."""
-        return knows_stream(self.c_heap, <CUstream>stream)
+        return holds_stream(self.c_heap, <CUstream>stream)
 
     def drop_unused_streams(self):
         """Let go of streams that nobody else holds and no live block names. Return how many."""

@@ -108,10 +108,10 @@ inline Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool 
   return Heap::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
 }
 
-inline bool knows_stream(Heap* heap, CUstream stream) {
+inline bool holds_stream(Heap* heap, CUstream stream) {
   StreamRef ref;
   return heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
-         ref.handle == CU_STREAM_PER_THREAD || heap->knows(ref);
+         ref.handle == CU_STREAM_PER_THREAD || heap->holds(ref);
 }
 
 inline bool adopt_stream(Heap* heap, CUstream stream, void* owner) {

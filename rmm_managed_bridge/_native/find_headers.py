@@ -1,4 +1,4 @@
-"""Print, for CMake, the folder with rmm's .pxd files, librmm's folder, and then the include folders of the build requirements."""
+"""Print, for CMake, the folder with rmm's .pxd files, librmm's folder, and the include folders of what is built on."""
 
 import importlib.util
 import sys
@@ -11,7 +11,9 @@ def package_folder(name: str) -> Path:
     """Return where a package lies without importing it: rmm would load its native libraries."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"{name} is needed to build rmm_managed_bridge and is not installed; see build-system in pyproject.toml")
+        sys.exit(
+            f"{name} is needed to build rmm_managed_bridge and is not installed; see build-system in pyproject.toml"
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 

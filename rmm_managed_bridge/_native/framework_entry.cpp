@@ -36,9 +36,6 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
   Refusal refusal = Refusal::out_of_memory;
   void* ptr = nullptr;
   if (heap != nullptr) {
-    if (!knows_stream(heap, stream)) {
-      check(PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device));
-    }
     Request request;
     request.bytes = bytes;
     request.alignment = kGpuUnit;
@@ -46,7 +43,14 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
     request.host_ordered = false;
     request.stream = stream;
     request.who = guest.origin->capture(guest.framework, heap->track());
-    ptr = heap->allocate(request, refusal);
+    bool held = true;
+    ptr = heap->allocate(request, refusal, nullptr, &held);
+    if (!held) {
+      // Without it the block is only waited for more broadly; an error here must not lose the block.
+      PyObject* done = PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device);
+      if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
+      Py_XDECREF(done);
+    }
   }
   if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
     check(PyObject_CallFunction(guest.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),

@@ -48,7 +48,8 @@ class Heap : public Pool {
         track_(track) {}
 
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none.
-  void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr) noexcept {
+  // `held`: whether the bridge holds the stream's object, or need not; where it does not, the caller may `adopt` it.
+  void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr, bool* held = nullptr) noexcept {
     refusal = Refusal::none;
     if (request.bytes == 0) return nullptr;
     StreamRef stream;
@@ -81,6 +82,7 @@ class Heap : public Pool {
     }
     live_bytes_.fetch_add(track_ == Track::off ? grant.span->block_bytes : request.bytes, std::memory_order_relaxed);
     if (zeroed != nullptr) *zeroed = grant.zeroed;
+    if (held != nullptr) *held = grant.held;
     return grant.ptr;
   }
 

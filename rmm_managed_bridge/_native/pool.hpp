@@ -36,6 +36,7 @@ struct Grant {
   Span* span = nullptr;
   Block* block = nullptr;
   bool zeroed = false;
+  bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
 };
 
 struct PoolNumbers {
@@ -78,7 +79,11 @@ class Pool {
       Want want{wanted, side, ready_lane(side)};
       {
         std::scoped_lock lock(mutex_);
-        if (!stream.host()) want.lane = lanes_.get(stream).index;
+        if (!stream.host()) {
+          const Lane& lane = lanes_.get(stream);
+          want.lane = lane.index;
+          want.held = lane.owned;
+        }
         if (take_idle(want, out)) return Refusal::none;
       }
       if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
@@ -209,7 +214,7 @@ class Pool {
     return true;
   }
 
-  bool knows(const StreamRef& stream) {
+  bool holds(const StreamRef& stream) {
     std::scoped_lock lock(mutex_);
     const Lane* lane = lanes_.find(stream.key);
     return lane != nullptr && lane->owned;
@@ -304,6 +309,7 @@ class Pool {
     SizeClass size;
     Side side;
     std::uint16_t lane;
+    bool held = true;
   };
 
   template <typename Body>
@@ -318,7 +324,7 @@ class Pool {
   bool take_idle(const Want& want, Grant& out);
   bool take_new(const Want& want, Grant& out, bool any_size);
   void prepare(Span* span, const Want& want);
-  void hand_out(char* ptr, Span* span, std::uint32_t index, std::uint16_t lane, bool zeroed, Grant& out) noexcept;
+  void hand_out(char* ptr, Span* span, std::uint32_t index, const Want& want, bool zeroed, Grant& out) noexcept;
   void put(Lane& lane, const Span* span, char* ptr);
   void settle(char* ptr) noexcept;
   void release_idle_slabs(Side side);

@@ -23,7 +23,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
     bin.pop_back();
     lane.free_bytes -= want.size.bytes;
     Span* span = process_.pages.find(ptr);
-    hand_out(ptr, span, span->index_of(ptr), want.lane, false, out);
+    hand_out(ptr, span, span->index_of(ptr), want, false, out);
     return true;
   }
   auto& filling = filling_[static_cast<int>(want.side)];
@@ -31,7 +31,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
   Span* span = filling[want.size.index];
   const std::uint32_t index = span->fresh_index++;
   if (span->fresh_index == span->block_count) filling[want.size.index] = nullptr;
-  hand_out(span->block_at(index), span, index, want.lane, span->zeroed, out);
+  hand_out(span->block_at(index), span, index, want, span->zeroed, out);
   return true;
 }
 
@@ -48,7 +48,7 @@ inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   }
   span->fresh_index = 1;
   if (span->block_count > 1) filling_[static_cast<int>(want.side)][want.size.index] = span;
-  hand_out(span->base, span, 0, want.lane, span->zeroed, out);
+  hand_out(span->base, span, 0, want, span->zeroed, out);
   return true;
 }
 
@@ -68,16 +68,16 @@ inline void Pool::prepare(Span* span, const Want& want) {
   span->state.store(Span::State::blocks, std::memory_order_release);
 }
 
-inline void Pool::hand_out(char* ptr, Span* span, std::uint32_t index, std::uint16_t lane, bool zeroed,
+inline void Pool::hand_out(char* ptr, Span* span, std::uint32_t index, const Want& want, bool zeroed,
                            Grant& out) noexcept {
   Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
   block->entry.store(0, std::memory_order_relaxed);
-  block->lane.store(lane, std::memory_order_relaxed);
+  block->lane.store(want.lane, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
-  if (lane >= kFirstStreamLane) ++lanes_.at(lane).live_count;
+  if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
   used_bytes_ += span->block_bytes;
   live_count_.fetch_add(1, std::memory_order_relaxed);
-  out = {ptr, span, block, zeroed};
+  out = {ptr, span, block, zeroed, want.held};
 }
 
 inline void Pool::put(Lane& lane, const Span* span, char* ptr) {

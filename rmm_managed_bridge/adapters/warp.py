@@ -54,9 +54,7 @@ class WarpAllocator:
             device = self._devices[number] = warp.get_device(f"cuda:{number}")
         stream = device.stream
         handle = stream.cuda_stream or 0
-        if not heap.knows(handle):
-            heap.adopt(handle, stream)
-        return heap.allocate(size_in_bytes, alignment=256, stream=handle, framework="warp")
+        return heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=stream, framework="warp")
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""
@@ -119,4 +117,3 @@ class WarpAdapter:
     def move(self, heaps: dict[int, core.Heap]) -> None:
         """From now on allocate from other heaps."""
         self._allocator.move(heaps)
-

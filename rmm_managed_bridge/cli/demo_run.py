@@ -10,7 +10,7 @@ import rmm_managed_bridge as bridge
 from rmm_managed_bridge.cli.demo_fields import SharedField, make_field
 from rmm_managed_bridge.cli.demo_photograph import load_photograph, prepare_field
 from rmm_managed_bridge.cli.demo_sampler import MemorySampler
-from rmm_managed_bridge.cli.demo_stages import Plan, import_warp, make_plan
+from rmm_managed_bridge.cli.demo_stages import Plan, import_cupy, import_warp, make_plan
 from rmm_managed_bridge.cli.demo_wave import (
     Check,
     Field,
@@ -73,6 +73,7 @@ def run_demo(size: int, steps: int, backend: str, on_step: Callable[[int], None]
         Called with the number of each step that was made or enqueued.
     """
     has_warp = import_warp()
+    import_cupy()
     photograph = load_photograph()
     # Before the bridge is there: the answer to compare with comes from memory that it never touched.
     initial = prepare_field(photograph, size)

@@ -8,7 +8,7 @@ import rmm_managed_bridge as bridge
 from rmm_managed_bridge.cli.demo_fields import SharedField
 from rmm_managed_bridge.cli.demo_wave import COURANT_SQUARED, step
 
-__all__ = ["Plan", "Stage", "import_warp", "make_plan"]
+__all__ = ["Plan", "Stage", "import_cupy", "import_warp", "make_plan"]
 
 
 class Stage(Protocol):
@@ -83,6 +83,12 @@ def import_warp() -> bool:
 
     warp.config.log_level = warp.LOG_WARNING
     return True
+
+
+def import_cupy() -> None:
+    """Import CuPy where there is a device for it: the bridge hooks what is imported."""
+    if importlib.util.find_spec("cupy") is not None and bridge.detect_backend()[0] != "host":
+        importlib.import_module("cupy")
 
 
 def make_plan(backend: str, *, has_warp: bool) -> Plan:
