@@ -4,17 +4,18 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rmm_managed_bridge import state, traits
+from rmm_managed_bridge import reinitialize, state, traits
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.adapters.cupy import CupyAdapter
 from rmm_managed_bridge.adapters.numpy import NumpyAdapter
 from rmm_managed_bridge.adapters.warp import WarpAdapter
 from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, read_config
 from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, FrameworkError, InstallError
+from rmm_managed_bridge.forks import warn_before_forks
 from rmm_managed_bridge.internal_files import internal_prefixes
 from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
 from rmm_managed_bridge.records import Status
@@ -132,7 +133,7 @@ class Bridge:
     def _before_reinitialize(self) -> None:
         survivors = describe_survivors(self._pools.all_heaps())
         if survivors is not None:
-            warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=4)
+            warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=5)
 
     def _after_reinitialize(self, devices: Sequence[int]) -> None:
         """Attach to what RMM set, on every device that was served."""
@@ -230,7 +231,8 @@ def install(
             bridge._unhook_all()
             bridge._pools.detach()
             raise
-        _watch_reinitialize()
+        reinitialize.watch(_around_reinitialize)
+        warn_before_forks()
         _bridge = bridge
         bridge._publish()
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
@@ -261,7 +263,7 @@ def _uninstall(bridge: Bridge) -> None:
     global _bridge
     _bridge = None
     state.current = state.NOT_INSTALLED
-    _unwatch_reinitialize()
+    reinitialize.unwatch()
     complaints = bridge._unhook_all() + bridge._pools.detach()
     for complaint in complaints:
         warnings.warn(BridgeWarning(f"uninstall: {complaint}"), stacklevel=3)
@@ -307,42 +309,11 @@ def _require_same(bridge: Bridge, config: BridgeConfig) -> None:
         )
 
 
-_original_initialize: Any = None
-
-
-def _watch_reinitialize() -> None:
-    """See every `rmm.reinitialize`, also through names that were imported before.
-
-    RMM's own hook runs before the change only, and with it alone RMM would go on with memory that nobody tracks. So
-    the function that `reinitialize` calls for the change is wrapped; `rmm.rmm` looks it up by name on each call.
-    """
-    global _original_initialize
-    import rmm.rmm
-
-    if _original_initialize is not None:
-        return
-    original = rmm.rmm._initialize
-
-    def initialize_and_attach(*args: Any, **kwargs: Any) -> None:
-        with _lock:
-            bridge = _bridge
-            if bridge is not None:
-                bridge._before_reinitialize()
-            original(*args, **kwargs)
-            if bridge is not None and bridge is _bridge:
-                devices = kwargs.get("devices", 0)
-                bridge._after_reinitialize(
-                    [0] if devices is None else [devices] if isinstance(devices, int) else devices
-                )
-
-    _original_initialize = original
-    rmm.rmm._initialize = initialize_and_attach
-
-
-def _unwatch_reinitialize() -> None:
-    global _original_initialize
-    import rmm.rmm
-
-    if _original_initialize is not None:
-        rmm.rmm._initialize = _original_initialize
-        _original_initialize = None
+def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> None:
+    with _lock:
+        bridge = _bridge
+        if bridge is not None:
+            bridge._before_reinitialize()
+        change()
+        if bridge is not None:
+            bridge._after_reinitialize(devices)

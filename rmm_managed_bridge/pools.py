@@ -173,6 +173,8 @@ class RmmPools:
     def renew(self, devices: Sequence[int]) -> None:
         import rmm
 
+        for device in devices:
+            self._before.pop(device, None)  # RMM let go of it: there is nothing to put back any more
         for device in self._devices:
             if device not in devices:
                 # RMM's Python side forgot it; its pool is as it was.

@@ -140,6 +140,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
 
 cdef extern from "call_site.hpp" namespace "rmm_bridge":
     cdef cppclass Origin:
+        bool tags_used
         Provenance capture(uint8_t framework, Track track) noexcept
 
 

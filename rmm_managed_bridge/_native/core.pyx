@@ -86,6 +86,7 @@ cdef uint8_t framework_number(str name) except? 255:
 
 def intern_tag(str name):
     """Return the number of the tag `name`, the same for each call."""
+    origin.tags_used = True
     with _tag_lock:
         number = _tag_numbers.get(name)
         if number is None:

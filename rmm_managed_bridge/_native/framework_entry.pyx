@@ -67,8 +67,11 @@ cdef class CupyGuest:
         self.guest.heaps[device].store(<CHeap*>NULL if heap is None else heap.c_heap)
 
     def serves(self, int device):
-        """Return True if a heap stands behind `device`."""
-        return 0 <= device < kDevices and self.guest.heaps[device].load() != NULL
+        """Return True if a heap that takes requests stands behind `device`."""
+        if not 0 <= device < kDevices:
+            return False
+        cdef CHeap* heap = self.guest.heaps[device].load()
+        return heap != NULL and not heap.retired()
 
     def malloc(self, size_t size_bytes, int device):
         """Call the entry point as CuPy would, for tests."""

@@ -64,7 +64,7 @@ class Heap : public Pool {
     }
     if (refusal == Refusal::none && track_ != Track::off) {
       try {
-        const Entry entry = entry_for(request, grant.ptr);
+        Entry entry = entry_for(request, grant.ptr);
         grant.block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
         if (process().record_all_events.load(std::memory_order_relaxed)) {
           process().history.add({Action::allocate, key_for(request.who), entry});

@@ -1,8 +1,8 @@
 // The lanes of one pool. Not thread-safe: the pool's lock covers it. Makes no CUDA call.
 #pragma once
 
-#include <deque>
 #include <limits>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -17,20 +17,22 @@ inline constexpr std::uint16_t kFirstStreamLane = 2;
 class LaneTable {
  public:
   LaneTable() {
-    lanes_.resize(kFirstStreamLane);
-    lanes_[1].index = 1;
+    for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
+      lanes_.push_back(std::make_unique<Lane>());
+      lanes_.back()->index = index;
+    }
   }
 
-  Lane& at(std::uint16_t index) noexcept { return lanes_[index]; }
+  Lane& at(std::uint16_t index) noexcept { return *lanes_[index]; }
   std::size_t size() const noexcept { return lanes_.size(); }
 
   Lane* find(std::uint64_t key) noexcept {
-    if (key == last_key_) return &lanes_[last_index_];
+    if (key == last_key_) return lanes_[last_index_].get();
     auto found = by_key_.find(key);
     if (found == by_key_.end()) return nullptr;
     last_key_ = key;
     last_index_ = found->second;
-    return &lanes_[found->second];
+    return lanes_[found->second].get();
   }
 
   // Throws std::bad_alloc, also when 65,534 streams are named by live blocks at once.
@@ -44,12 +46,12 @@ class LaneTable {
     } else {
       if (lanes_.size() > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
       idle_.reserve(lanes_.size() + 1);
-      lanes_.emplace_back();
+      lanes_.push_back(std::make_unique<Lane>());
       index = static_cast<std::uint16_t>(lanes_.size() - 1);
-      lanes_[index].index = index;
+      lanes_[index]->index = index;
       by_key_.emplace(stream.key, index);
     }
-    Lane& lane = lanes_[index];
+    Lane& lane = *lanes_[index];
     lane.stream = stream;
     // These two outlive every block: nobody destroys them.
     lane.owned = stream.legacy() || stream.handle == CU_STREAM_PER_THREAD;
@@ -72,12 +74,12 @@ class LaneTable {
   template <typename Visit>
   void for_each_stream(Visit visit) {
     for (std::size_t index = kFirstStreamLane; index < lanes_.size(); ++index) {
-      if (lanes_[index].in_use) visit(lanes_[index]);
+      if (lanes_[index]->in_use) visit(*lanes_[index]);
     }
   }
 
  private:
-  std::deque<Lane> lanes_;  // a lane never moves
+  std::vector<std::unique_ptr<Lane>> lanes_;
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::vector<std::uint16_t> idle_;
   std::uint64_t last_key_ = StreamRef::kHostKey;

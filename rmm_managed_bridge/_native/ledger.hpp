@@ -65,8 +65,8 @@ class Ledger {
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
-  // Records a live block. Throws std::bad_alloc and then has changed nothing.
-  EntryId open(Entry entry, const HolderKey& key) {
+  // Records a live block and gives it its serial number. Throws std::bad_alloc and then has changed nothing.
+  EntryId open(Entry& entry, const HolderKey& key) {
     Holder& holder = intern(key);
     entry.holder = holder.index;
     entry.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -83,7 +83,7 @@ class Ledger {
     const std::uint32_t slot = id / kShards - 1;
     Entry entry;
     {
-      std::scoped_lock lock(shard.mutex);
+      std::scoped_lock lock(shard.lock);
       Entry& stored = shard.at(slot);
       entry = stored;
       stored.ptr = 0;
@@ -103,7 +103,7 @@ class Ledger {
     std::uint32_t holder;
     std::int64_t delta;
     {
-      std::scoped_lock lock(shard.mutex);
+      std::scoped_lock lock(shard.lock);
       Entry& stored = shard.at(id / kShards - 1);
       delta = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(stored.bytes);
       holder = stored.holder;
@@ -120,7 +120,7 @@ class Ledger {
   bool read(EntryId id, Entry& out) noexcept {
     if (id == 0) return false;
     Shard& shard = shards_[id % kShards];
-    std::scoped_lock lock(shard.mutex);
+    std::scoped_lock lock(shard.lock);
     out = shard.at(id / kShards - 1);
     return out.ptr != 0;
   }
@@ -132,7 +132,7 @@ class Ledger {
     for (Shard& shard : shards_) {
       copy.clear();
       {
-        std::scoped_lock lock(shard.mutex);
+        std::scoped_lock lock(shard.lock);
         for (std::uint32_t slot = 0; slot < shard.used; ++slot) {
           if (const Entry& entry = shard.at(slot); entry.ptr != 0) copy.push_back(entry);
         }
@@ -207,7 +207,7 @@ class Ledger {
     std::size_t bytes = sizeof(*this) + table_.load()->slots.size() * sizeof(void*);
     bytes += holder_count_.load() * sizeof(Holder);
     for (Shard& shard : shards_) {
-      std::scoped_lock lock(shard.mutex);
+      std::scoped_lock lock(shard.lock);
       bytes += shard.chunks.size() * kChunk * sizeof(Entry);
     }
     return bytes;
@@ -220,7 +220,7 @@ class Ledger {
   static constexpr std::uint32_t kHolderChunks = 4096;
 
   struct alignas(64) Shard {
-    std::mutex mutex;
+    SpinLock lock;
     std::vector<std::unique_ptr<Entry[]>> chunks;  // never moved or freed: an id stays readable
     std::uint32_t used = 0;
     std::uint64_t free_head = 0;  // slot + 1 of the first free entry, linked through `bytes`
@@ -298,7 +298,7 @@ class Ledger {
     static std::atomic<std::uint32_t> next_thread{0};
     static thread_local const std::uint32_t mine = next_thread.fetch_add(1, std::memory_order_relaxed) % kShards;
     Shard& shard = shards_[mine];
-    std::scoped_lock lock(shard.mutex);
+    std::scoped_lock lock(shard.lock);
     std::uint32_t slot;
     if (shard.free_head != 0) {
       slot = static_cast<std::uint32_t>(shard.free_head - 1);

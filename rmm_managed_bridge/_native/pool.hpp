@@ -5,7 +5,7 @@
 //   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
 //   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
 //
-// Threads: one mutex. No CUDA call, no upstream call and no Python is made under it.
+// Threads: one lock. No CUDA call, no upstream call and no Python is made under it.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "page_heap.hpp"
 #include "process.hpp"
 #include "size_class.hpp"
+#include "spin_lock.hpp"
 #include "upstream.hpp"
 
 namespace rmm_bridge {
@@ -78,7 +79,7 @@ class Pool {
       const SizeClass wanted = alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
       Want want{wanted, side, ready_lane(side)};
       {
-        std::scoped_lock lock(mutex_);
+        std::scoped_lock lock(lock_);
         if (!stream.host()) {
           const Lane& lane = lanes_.get(stream);
           want.lane = lane.index;
@@ -108,7 +109,7 @@ class Pool {
       free_block(span, block, ptr, exposed, stream);
     } catch (const std::bad_alloc&) {
       // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       lost_bytes_ += span->block_bytes;
       live_count_.fetch_sub(1, std::memory_order_release);
     }
@@ -118,7 +119,7 @@ class Pool {
   // block is freed or read by the CPU. Throws std::bad_alloc.
   void expose(Block* block, const char* ptr, const StreamRef& stream) {
     if (driver_ == nullptr || stream.host()) return;
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     Lane& lane = lanes_.get(stream);
     auto& seen = exposures_[ptr];
     if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
@@ -165,7 +166,7 @@ class Pool {
     poll();
     std::vector<Chunk*> chunks;
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       for (Side side : {Side::cpu, Side::gpu}) release_idle_slabs(side);
       for (PageHeap* heap : {&cpu_heap_, &gpu_heap_}) {
         for (Chunk* chunk : heap->take_free_chunks()) chunks.push_back(chunk);
@@ -188,7 +189,7 @@ class Pool {
     if (driver_ == nullptr) return false;
     EventRef event;
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       for (const Batch& batch : quarantine_) {
         for (const Wait& wait : batch.waits) {
           if (event == nullptr && wait.event != nullptr) event = wait.event;
@@ -206,7 +207,7 @@ class Pool {
   // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
   // `close_lane` returns it.
   bool adopt(const StreamRef& stream, void* owner) {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     Lane& lane = lanes_.get(stream);
     if (lane.owned) return false;
     lane.owned = true;
@@ -215,7 +216,7 @@ class Pool {
   }
 
   bool holds(const StreamRef& stream) {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     const Lane* lane = lanes_.find(stream.key);
     return lane != nullptr && lane->owned;
   }
@@ -226,7 +227,7 @@ class Pool {
   };
   std::vector<Owned> owners() {
     std::vector<Owned> owned;
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) owned.push_back({lane.index, lane.owner}); });
     return owned;
   }
@@ -239,7 +240,7 @@ class Pool {
     bool record;
     Lane& lane = lanes_.at(index);
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       if (!lane.in_use || lane.users != 0) return;
       if (retire != nullptr && lane.live_count != 0) return;
       stream = lane.stream;
@@ -248,7 +249,7 @@ class Pool {
     }
     EventRef event;
     const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     --lane.users;
     if (recorded != Recorded::done) return;
     if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
@@ -276,7 +277,7 @@ class Pool {
   }
 
   PoolNumbers numbers() {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lost_bytes_,
             std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
   }
@@ -290,7 +291,7 @@ class Pool {
     trim();
     std::unique_ptr<Upstream> ended;
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       if (reserved_bytes_ != 0) return false;
       ended = std::move(upstream_);
     }
@@ -314,7 +315,7 @@ class Pool {
 
   template <typename Body>
   std::invoke_result_t<Body> with_lock(Body body) {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     return body();
   }
 
@@ -356,7 +357,7 @@ class Pool {
   const std::size_t limit_bytes_;
   std::unique_ptr<EventPool> events_;
 
-  std::mutex mutex_;
+  SpinLock lock_;
   PageHeap cpu_heap_{process_.pages, Side::cpu};
   PageHeap gpu_heap_{process_.pages, Side::gpu};
   LaneTable lanes_;

@@ -149,7 +149,7 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
   for (const std::size_t slack : {std::size_t{0}, kGranule}) {
     chunk->upstream_bytes = bytes + slack;
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       if (chunk->upstream_bytes > limit_bytes_ - std::min(limit_bytes_, reserved_bytes_)) return false;
       reserved_bytes_ += chunk->upstream_bytes;
     }
@@ -161,7 +161,7 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
       chunk->base = reinterpret_cast<char*>(aligned);
       try {
         process_.pages.reserve(chunk->base, bytes);
-        std::scoped_lock lock(mutex_);
+        std::scoped_lock lock(lock_);
         heap(side).add_chunk(chunk.get(), this, upstream_->gives_zeros());
         chunk.release();
         return true;
@@ -170,7 +170,7 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
     }
     // Not on a granule: others take pieces of other sizes from the same upstream. Once more, with room to align in.
     if (raw != nullptr) upstream_->deallocate(raw, chunk->upstream_bytes);
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     reserved_bytes_ -= chunk->upstream_bytes;
     if (raw == nullptr) return false;
   }

@@ -63,7 +63,7 @@ inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, 
   if (stream != nullptr && stream->host()) stream = nullptr;
   Lane* borrowed = nullptr;
   {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     // A CPU block freed on a stream was used there: it may not join that lane, whose blocks are GPU blocks.
     const bool on_stream = stream != nullptr || own >= kFirstStreamLane;
     exposed = exposed || (on_stream && span->side == Side::cpu);
@@ -96,7 +96,7 @@ inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& 
   const std::uint64_t version = with_lock([&] { return lane.version; });
   EventRef event;
   const Recorded recorded = events_->record(stream, event);
-  std::scoped_lock lock(mutex_);
+  std::scoped_lock lock(lock_);
   --lane.users;
   if (recorded == Recorded::done) {
     // Events of one stream end in order. If nobody else recorded one meanwhile, ours comes after all that are there.
@@ -124,7 +124,7 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
   std::vector<std::uint16_t> lanes;
   std::uint16_t given = 0;
   {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     std::size_t required;
     lanes = lanes_of(own, ptr, required);
     if (stream != nullptr) {
@@ -145,7 +145,7 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
   }
   batch.blocks.push_back(ptr);
   batch.bytes = span->block_bytes;
-  std::scoped_lock lock(mutex_);
+  std::scoped_lock lock(lock_);
   release(lanes);
   for (std::uint16_t index : lanes) {
     Lane& lane = lanes_.at(index);
@@ -167,7 +167,7 @@ inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<
   std::vector<std::uint16_t> lanes;
   std::size_t required;
   {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     lanes = lanes_of(block->lane.load(), ptr, required);
     if (!cautious) lanes.resize(required);
     hold(lanes);
@@ -188,7 +188,7 @@ inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<
       refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
     }
   }
-  std::scoped_lock lock(mutex_);
+  std::scoped_lock lock(lock_);
   release(lanes);
   return refusal;
 }
@@ -198,7 +198,7 @@ inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
   Batch batch;
   Lane* from = nullptr;
   {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     lanes_.for_each_stream([&](Lane& lane) {
       const bool has = lane.bins.size() > want.size.index && !lane.bins[want.size.index].empty();
       if (from == nullptr && has && lane.index != want.lane) from = &lane;
@@ -220,7 +220,7 @@ inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
     batch.waits.push_back({from->index, std::move(event), false});
   }
   for (const Wait& wait : batch.waits) ordered = ordered && events_->stream_waits(stream, wait.event);
-  std::scoped_lock lock(mutex_);
+  std::scoped_lock lock(lock_);
   --from->users;
   Lane& mine = lanes_.at(want.lane);
   --mine.users;
@@ -253,7 +253,7 @@ inline bool Pool::poll() {
   std::vector<Probe> probes;
   std::vector<Idle> idle;
   {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     for (const Batch& batch : quarantine_) {
       for (std::size_t i = 0; i < batch.waits.size(); ++i) {
         const Wait& wait = batch.waits[i];
@@ -276,7 +276,7 @@ inline bool Pool::poll() {
     return !std::all_of(lane.events.begin(), lane.events.end(), [&](auto& e) { return events_->finished(e); });
   });
 
-  std::scoped_lock lock(mutex_);
+  std::scoped_lock lock(lock_);
   bool moved = false;
   auto batch = quarantine_.begin();
   for (const Probe& probe : probes) {

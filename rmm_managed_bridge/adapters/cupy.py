@@ -42,6 +42,10 @@ class CupyAdapter:
         if self._cupy.cuda.get_allocator() != self._mine:
             return "CuPy's allocator was changed since and was left as it is"
         self._cupy.cuda.set_allocator(self._before)
+        # Not above: what was set since may stand on ours.
+        guest, _ = _allocator()
+        for device in self._heaps:
+            guest.use(device, None)
         return None
 
     def move(self, heaps: dict[int, core.Heap]) -> None:

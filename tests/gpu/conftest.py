@@ -1,4 +1,4 @@
-"""Fixtures for a real device. Pools are explicit and small: oversubscribed managed memory can hang a GPU for everybody."""
+"""Fixtures for a real device. Pools are explicit and small: oversubscribed managed memory can hang a GPU for all."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -14,13 +14,15 @@ _SPIN = r"""
 extern "C" __global__ void spin_then_fill(long long clocks, float* data, float value, long long count) {
     long long start = clock64();
     while (clock64() - start < clocks) {}
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * (long long)blockDim.x)
+    long long stride = gridDim.x * (long long)blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += stride)
         data[i] = value;
 }
 extern "C" __global__ void spin_then_copy(long long clocks, const float* from, float* to, long long count) {
     long long start = clock64();
     while (clock64() - start < clocks) {}
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * (long long)blockDim.x)
+    long long stride = gridDim.x * (long long)blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += stride)
         to[i] = from[i];
 }
 """

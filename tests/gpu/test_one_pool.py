@@ -1,5 +1,6 @@
 """One RMM managed pool behind NumPy, CuPy, Warp and RMM itself, on the real libraries."""
 
+import contextlib
 import gc
 import warnings
 from types import ModuleType
@@ -57,10 +58,8 @@ def test_what_is_seen_to_come_is_seen_to_go(bridge, cupy, warp, rmm_pool, route)
         raise KeyError
 
     for _ in range(100):
-        try:
+        with contextlib.suppress(KeyError):
             fail_at_once()
-        except KeyError:
-            pass
     gc.collect()
     after = bridge.stats()
     assert after.total_count - before.total_count == 1100
@@ -100,7 +99,11 @@ def test_blocks_go_back_to_their_pool_whatever_is_set_by_then(bridge, cupy, warp
 @pytest.mark.behaviour("L6")
 def test_reinitialize_names_survivors_and_attaches_to_the_new_pool(bridge, cupy, warp, rmm_pool) -> None:
     with bridge.tag("old"):
-        old = [np.ones(1 << 18, "f4"), cupy.ones(1 << 18, "f4"), warp.ones(1 << 18, dtype=warp.float32, device="cuda:0")]
+        old = [
+            np.ones(1 << 18, "f4"),
+            cupy.ones(1 << 18, "f4"),
+            warp.ones(1 << 18, dtype=warp.float32, device="cuda:0"),
+        ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rmm_pool.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="256MiB")
@@ -118,7 +121,7 @@ def test_reinitialize_names_survivors_and_attaches_to_the_new_pool(bridge, cupy,
 
 
 def test_reinitialize_to_memory_that_numpy_cannot_use_is_one_clear_error(bridge, rmm_pool) -> None:
-    with pytest.raises(bridge.InstallError, match="uninstalled.*managed_memory=True"):
+    with pytest.raises(bridge.InstallError, match=r"uninstalled.*managed_memory=True"):
         rmm_pool.reinitialize()
     assert not bridge.status().installed
     assert type(rmm_pool.mr.get_current_device_resource()) is rmm_pool.mr.CudaMemoryResource

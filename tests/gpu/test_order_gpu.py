@@ -75,8 +75,9 @@ def test_a_numpy_block_shown_to_warp_waits_for_warps_stream(bridge, warp, cupy, 
     view = bridge.as_warp(host)
     stream = cupy.cuda.ExternalStream(warp.get_stream("cuda:0").cuda_stream)
     with stream:
-        slow.fill(cupy.ndarray(COUNT, "f4", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, COUNT * 4, view), 0)), 5)
-    del host, view
+        memory = cupy.cuda.UnownedMemory(address, COUNT * 4, view)
+        slow.fill(cupy.ndarray(COUNT, "f4", cupy.cuda.MemoryPointer(memory, 0)), 5)
+    del host, view, memory
     gc.collect()
     arrays = [np.zeros(COUNT, "f4") for _ in range(5)]
     stream.synchronize()

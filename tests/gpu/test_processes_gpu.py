@@ -18,12 +18,15 @@ bridge.install(frameworks=["numpy", "cupy", "warp"])
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.behaviour("L1")
 def test_a_program_that_does_not_clean_up_exits_cleanly() -> None:
-    program = _INSTALL + """
+    program = (
+        _INSTALL
+        + """
 class Late:
     def __init__(self): self.array = np.ones(1 << 17)
     def __del__(self): self.array = None
@@ -33,6 +36,7 @@ cycle = [[np.ones(1 << 17), cp.ones(1 << 17)] for _ in range(10)]
 cycle.append(cycle)
 late = Late()
 """
+    )
     for _ in range(5):
         done = run(program)
         assert (done.returncode, done.stderr) == (0, "")
@@ -47,20 +51,25 @@ def test_no_import_order_breaks_the_exit(order) -> None:
         "rmm": "import rmm",
         "bridge": "import rmm_managed_bridge as bridge",
     }
-    program = "\n".join(lines[name] for name in order) + """
+    program = (
+        "\n".join(lines[name] for name in order)
+        + """
 import numpy as np
 rmm.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="64MiB")
 bridge.install()
 kept = [np.ones(1 << 17), cp.ones(1 << 17), wp.ones(1 << 18, dtype=wp.float32, device="cuda:0")]
 assert bridge.stats().current_count == 3, bridge.stats()
 """
+    )
     done = run(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.behaviour("L8")
 def test_a_forked_child_works_on_plain_memory() -> None:
-    program = _INSTALL + """
+    program = (
+        _INSTALL
+        + """
 import os, sys, warnings
 warnings.simplefilter("error")
 kept = np.ones(1 << 20)
@@ -90,5 +99,6 @@ assert os.waitstatus_to_exitcode(status) == 0, status
 assert bridge.stats().current_bytes == before.current_bytes
 assert kept.sum() == 1 << 20
 """
+    )
     done = run(program)
     assert (done.returncode, done.stderr) == (0, "")

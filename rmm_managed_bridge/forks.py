@@ -1,0 +1,40 @@
+"""One warning, in the parent, before a fork that leaves NumPy arrays in managed memory to a child."""
+
+import os
+import warnings
+
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.errors import BridgeWarning
+from rmm_managed_bridge.units import format_bytes
+
+_registered = False
+_warned = False
+
+
+def warn_before_forks() -> None:
+    """Watch for forks from now on. Only forks that Python makes are seen; the pool itself sees all."""
+    global _registered
+    if not _registered:
+        os.register_at_fork(before=_before_fork)
+        _registered = True
+
+
+def _before_fork() -> None:
+    global _warned
+    if _warned or core.phase() != "running":
+        return
+    count = size_bytes = 0
+    for holder, _, _, _ in core.holders():
+        if holder.framework == "numpy" and holder.kind == "managed":
+            count += holder.current_count
+            size_bytes += holder.current_bytes
+    if count == 0:
+        return
+    _warned = True
+    warnings.warn(
+        BridgeWarning(
+            f"fork with {count} NumPy arrays ({format_bytes(size_bytes)}) in managed memory: a child that reads one of "
+            "them dies with SIGSEGV, and nothing can prevent it; start workers with the 'spawn' or 'forkserver' method"
+        ),
+        stacklevel=3,
+    )
