@@ -1,6 +1,7 @@
 """Where the bytes of an array lie, whatever framework it belongs to. Reads no data and waits for nothing."""
 
 import operator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from rmm_managed_bridge.errors import ViewError
@@ -25,8 +26,8 @@ def address_of(x: Any) -> Address:
     ViewError
         If `x` is neither an address nor anything that shows one.
     """
-    if isinstance(x, int):
-        return Address(x)
+    if isinstance(x, Integral):
+        return Address(int(x))
     for name in ("__cuda_array_interface__", "__array_interface__"):
         # Some classes have the attribute and raise from it: a torch tensor on the CPU or with a gradient.
         try:

@@ -100,6 +100,14 @@ class ManagedBridgeResource(NativeBridgeResource):
                 f"upstream_mr is {upstream_mr!r}, not an RMM memory resource; pass for example "
                 "rmm.mr.PoolMemoryResource(rmm.mr.ManagedMemoryResource(), initial_pool_size=2**30)"
             )
+        stack: DeviceMemoryResource | None = upstream_mr
+        while stack is not None:
+            if isinstance(stack, NativeBridgeResource):
+                raise ConfigError(
+                    f"upstream_mr stands on {stack!r}, which pools and records already; use that one, or pass what it "
+                    "stands on (its upstream_mr)"
+                )
+            stack = getattr(stack, "upstream_mr", None)
         if track not in TRACKS:
             raise ConfigError(f"track={track!r} is not one of {', '.join(map(repr, TRACKS))}")
         check_rmm_version()

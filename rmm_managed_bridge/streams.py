@@ -52,5 +52,7 @@ def stream_of(x: Any, device: int | None) -> Any:
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
     if root == "rmm":
-        return getattr(x, "stream", None)
+        from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
+
+        return stream_of_buffer(x) if type(x).__name__ == "DeviceBuffer" else None
     return None

@@ -181,7 +181,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
     try:
         warp_dtype = warp.dtype_from_numpy(dtype)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
     kind: str | None = "host"
     if 0 not in address.shape:

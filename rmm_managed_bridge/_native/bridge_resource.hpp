@@ -114,6 +114,7 @@ class BridgeResource {
             "rmm_managed_bridge: managed memory cannot be allocated on a stream that is being captured; allocate "
             "before the capture begins");
       case Refusal::bad_stream:
+      case Refusal::unheld_stream:
         break;
     }
     throw std::invalid_argument("rmm_managed_bridge: this is not a stream of the resource's device");

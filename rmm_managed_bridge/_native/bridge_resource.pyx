@@ -9,6 +9,7 @@ from libcpp cimport bool
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from rmm.librmm.memory_resource cimport device_async_resource_ref
+from rmm.pylibrmm.device_buffer cimport DeviceBuffer
 from rmm.pylibrmm.memory_resource cimport DeviceMemoryResource, UpstreamResourceAdaptor
 from rmm.pylibrmm.stream cimport Stream
 from rmm.pylibrmm.utils cimport as_stream
@@ -32,6 +33,11 @@ cdef extern from "bridge_resource.hpp" namespace "rmm_bridge" nogil:
 
 cdef extern from *:
     optional[device_async_resource_ref] make_device_async_resource_ref(BridgeResource&) except +
+
+
+def stream_of_buffer(DeviceBuffer buffer):
+    """Return the stream object that an `rmm.DeviceBuffer` was made on and will be freed on."""
+    return buffer.stream
 
 
 @cython.no_gc_clear

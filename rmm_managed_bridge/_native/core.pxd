@@ -88,6 +88,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         out_of_memory
         capturing
         bad_stream
+        unheld_stream
 
     cdef enum class Track(int):
         off
@@ -131,6 +132,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         size_t live_bytes()
         size_t trim() except +
         bool close() except +
+        bool poll() except +
         void retire()
         bool retired()
         int device()

@@ -144,9 +144,14 @@ cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
     )
 
 
-def allocation_of(uintptr_t ptr):
-    """Return the record of the live block that `ptr` lies in, or None."""
+def allocation_of(address):
+    """Return the record of the live block that `address` lies in, or None."""
     cdef Entry entry
+    cdef uintptr_t ptr
+    try:
+        ptr = address
+    except OverflowError:
+        return None
     cdef uint32_t number = entry_of(process, <const void*>ptr)
     if number == 0 or not process.ledger.read(number, entry):
         return None
@@ -156,10 +161,15 @@ def allocation_of(uintptr_t ptr):
     return _allocation(entry)
 
 
-def block_of(uintptr_t ptr):
-    """Return (start, usable bytes) of the live block that `ptr` lies in, or None."""
+def block_of(address):
+    """Return (start, usable bytes) of the live block that `address` lies in, or None."""
+    cdef uintptr_t ptr
     cdef uintptr_t start = 0
     cdef size_t size_bytes = 0
+    try:
+        ptr = address
+    except OverflowError:
+        return None
     if not live_block(process, <const void*>ptr, start, size_bytes):
         return None
     return start, size_bytes
@@ -328,6 +338,13 @@ def expose(uintptr_t ptr, uintptr_t stream):
     return result == 0
 
 
+cdef object _unheld(uintptr_t ptr):
+    return BridgeError(
+        f"the memory at {ptr:#x} was used on a stream that is known as a bare handle only, so its work cannot be waited "
+        "for; pass the stream object to record_stream(x, stream) first"
+    )
+
+
 def order(uintptr_t ptr, uintptr_t stream):
     """Make `stream` wait for the device work on the block at `ptr`, and note that it may touch the block from now on.
 
@@ -336,6 +353,8 @@ def order(uintptr_t ptr, uintptr_t stream):
     cdef Refusal refusal = Refusal.none
     if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
         return False
+    if refusal == Refusal.unheld_stream:
+        raise _unheld(ptr)
     if refusal != Refusal.none:
         raise BridgeError(
             f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
@@ -352,6 +371,8 @@ def synchronize(uintptr_t ptr):
             f"the memory at {ptr:#x} is used on a stream that is being captured: the CPU cannot wait for it; "
             "end the capture first"
         )
+    if refusal == Refusal.unheld_stream:
+        raise _unheld(ptr)
     if refusal != Refusal.none:
         raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")
 
@@ -432,6 +453,9 @@ def heaps():
 
 cdef class Heap:
     """One pool with its account: made by :func:`host_heap` here, or over an RMM resource in `bridge_resource`."""
+
+    def __init__(self):
+        raise TypeError("a Heap is made by host_heap() or by ManagedBridgeResource")
 
     cdef void attach(self, CHeap* c_heap, str kind, str track, object keep_alive):
         self.c_heap = c_heap
@@ -524,6 +548,8 @@ cdef class Heap:
             if dropped != NULL:
                 Py_DECREF(<object>dropped)
                 count += 1
+        if count:
+            self.c_heap.poll()  # lets the dropped streams' memory and numbers go where their work is finished
         return count
 
     def trim(self):
@@ -536,7 +562,9 @@ cdef class Heap:
         return self.close()
 
     def close(self):
-        """Give everything back, if no block is live. Return True if it did."""
+        """Give everything back, if no block is live. Return True if that is done."""
+        if self.closed:
+            return True
         if not process.running() or not self.c_heap.retired() or not self.c_heap.close():
             return False
         cdef vector[unsigned short] lanes

@@ -77,6 +77,7 @@ inline int expose_block(Process* process, const void* ptr, CUstream stream) {
   auto* heap = static_cast<Heap*>(found.span->pool);
   StreamRef ref;
   if (heap->resolve(stream, ref) != Refusal::none) return 2;
+  if (!process->running()) return 2;
   heap->expose(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }

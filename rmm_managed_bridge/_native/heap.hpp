@@ -60,7 +60,16 @@ class Heap : public Pool {
       refusal = resolve(request.stream, stream);
     }
     if (refusal == Refusal::none) {
-      refusal = Pool::allocate(request.bytes, request.alignment, request.side, stream, grant);
+      // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
+      const bool shown = request.side == Side::cpu && !stream.host();
+      refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? StreamRef{} : stream, grant);
+      try {
+        if (refusal == Refusal::none && shown) expose(grant.block, grant.ptr, stream);
+      } catch (const std::bad_alloc&) {
+        grant.block->flags.store(0);
+        Pool::deallocate(grant.span, grant.block, grant.ptr, false, nullptr);
+        refusal = Refusal::out_of_memory;
+      }
     }
     if (refusal == Refusal::none && track_ != Track::off) {
       try {
@@ -106,7 +115,8 @@ class Heap : public Pool {
     if ((flags & Block::kLive) == 0) return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
     auto* heap = static_cast<Heap*>(found.span->pool);
     std::uint64_t bytes = found.span->block_bytes;
-    if (const auto id = found.block->entry.exchange(0, std::memory_order_acq_rel); id != 0) {
+    if (const auto id = found.block->entry.load(std::memory_order_relaxed); id != 0) {
+      found.block->entry.store(0, std::memory_order_relaxed);
       const Entry entry = process.ledger.close(id);
       bytes = entry.bytes;
       if (stated_bytes != kUnstated && stated_bytes != bytes) {

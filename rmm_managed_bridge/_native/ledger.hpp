@@ -2,17 +2,18 @@
 // nothing of addresses but their value: finding the record of an address is the pool's work.
 //
 // Threads: everything may be called from any thread. Totals and peaks are exact as long as one thread at a time
-// allocates and frees; otherwise each thread's one running operation may be missing from a peak.
+// allocates and frees; otherwise each thread's one running operation may be missing from a peak, and the peak of one
+// holder, summed over threads, may be above what it ever held at once.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
-#include <new>
+#include <unordered_map>
 #include <vector>
 
 #include "spin_lock.hpp"
@@ -27,12 +28,14 @@ struct HolderKey {
   std::uint8_t kind = 0;
 
   bool operator==(const HolderKey&) const = default;
-  std::size_t hash() const noexcept {
-    std::uint64_t bits = (std::uint64_t{site} << 32 | tag) * 0x9E3779B97F4A7C15ull;
-    bits ^= (std::uint64_t{static_cast<std::uint16_t>(device)} << 16 | std::uint64_t{framework} << 8 | kind) *
-            0xC2B2AE3D27D4EB4Full;
-    return static_cast<std::size_t>(bits ^ (bits >> 29));
-  }
+  struct Hash {
+    std::size_t operator()(const HolderKey& key) const noexcept {
+      std::uint64_t bits = (std::uint64_t{key.site} << 32 | key.tag) * 0x9E3779B97F4A7C15ull;
+      bits ^= (std::uint64_t{static_cast<std::uint16_t>(key.device)} << 16 | std::uint64_t{key.framework} << 8 |
+               key.kind) * 0xC2B2AE3D27D4EB4Full;
+      return static_cast<std::size_t>(bits ^ (bits >> 29));
+    }
+  };
 };
 
 struct Usage {
@@ -43,6 +46,18 @@ struct Usage {
   std::int64_t total_count = 0;
   std::int64_t at_peak_bytes = 0;  // what was held when the sum over all holders was highest
   std::int64_t at_peak_count = 0;
+
+  // The peak of a sum is at most the sum of the peaks; that is what is kept.
+  Usage& operator+=(const Usage& other) noexcept {
+    current_bytes += other.current_bytes;
+    current_count += other.current_count;
+    peak_bytes += other.peak_bytes;
+    total_bytes += other.total_bytes;
+    total_count += other.total_count;
+    at_peak_bytes += other.at_peak_bytes;
+    at_peak_count += other.at_peak_count;
+    return *this;
+  }
 };
 
 struct Entry {
@@ -61,59 +76,59 @@ class Ledger {
  public:
   using EntryId = std::uint32_t;  // 0: no entry
 
-  Ledger() : table_(new Table(256)) {}
+  Ledger() = default;
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
   // Records a live block and gives it its serial number. Throws std::bad_alloc and then has changed nothing.
   EntryId open(Entry& entry, const HolderKey& key) {
-    Holder& holder = intern(key);
-    entry.holder = holder.index;
-    entry.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;
-    const EntryId id = store(entry);
+    const std::uint32_t mine = shard_of_thread();
+    Shard& shard = shards_[mine];
     const auto bytes = static_cast<std::int64_t>(entry.bytes);
+    std::scoped_lock lock(shard.lock);
+    Holder& holder = shard.intern(key, epoch_.load(std::memory_order_relaxed));
+    const std::uint32_t slot = shard.take_slot();
+    if (shard.next_serial == shard.last_serial) {
+      shard.next_serial = serial_.fetch_add(kSerials, std::memory_order_relaxed);
+      shard.last_serial = shard.next_serial + kSerials;
+    }
+    entry.serial = ++shard.next_serial;
+    entry.holder = holder.index * kShards + mine;
+    shard.at(slot) = entry;
     current_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     change(holder, bytes, 1);
-    return id;
+    return (slot + 1) * kShards + mine;
   }
 
   // Forgets a live block and returns what was known of it.
   Entry close(EntryId id) noexcept {
+    note_peak();
     Shard& shard = shards_[id % kShards];
     const std::uint32_t slot = id / kShards - 1;
-    Entry entry;
-    {
-      std::scoped_lock lock(shard.lock);
-      Entry& stored = shard.at(slot);
-      entry = stored;
-      stored.ptr = 0;
-      stored.bytes = shard.free_head;
-      shard.free_head = slot + 1;
-    }
-    note_peak();
+    std::scoped_lock lock(shard.lock);
+    Entry& stored = shard.at(slot);
+    const Entry entry = stored;
+    stored.ptr = 0;
+    stored.bytes = shard.free_head;
+    shard.free_head = slot + 1;
     const auto bytes = static_cast<std::int64_t>(entry.bytes);
-    change(*holders_at(entry.holder), -bytes, -1);
+    change(shard.holders[entry.holder / kShards], -bytes, -1);
     current_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
     return entry;
   }
 
   // The block keeps its serial, site and time: it is the same allocation, larger or smaller, perhaps elsewhere.
   void resize(EntryId id, std::uintptr_t ptr, std::uint64_t bytes) noexcept {
+    note_peak();
     Shard& shard = shards_[id % kShards];
-    std::uint32_t holder;
-    std::int64_t delta;
-    {
-      std::scoped_lock lock(shard.lock);
-      Entry& stored = shard.at(id / kShards - 1);
-      delta = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(stored.bytes);
-      holder = stored.holder;
-      stored.ptr = ptr;
-      stored.bytes = bytes;
-      ++stored.resized_count;
-    }
-    if (delta < 0) note_peak();
+    std::scoped_lock lock(shard.lock);
+    Entry& stored = shard.at(id / kShards - 1);
+    const std::int64_t delta = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(stored.bytes);
+    stored.ptr = ptr;
+    stored.bytes = bytes;
+    ++stored.resized_count;
     current_bytes_.fetch_add(delta, std::memory_order_relaxed);
-    change(*holders_at(holder), delta, 0);
+    change(shard.holders[stored.holder / kShards], delta, 0);
   }
 
   // Copies the entry; false if it was closed meanwhile.
@@ -141,28 +156,32 @@ class Ledger {
     }
   }
 
-  // Calls `visit(key, usage)` for each holder ever seen.
+  // Calls `visit(key, usage)` once for each holder ever seen: the sum over its shards.
   template <typename Visit>
   void for_each_holder(Visit visit) {
     note_peak();
     const std::uint64_t epoch = epoch_.load(std::memory_order_relaxed);
-    const std::uint32_t count = holder_count_.load(std::memory_order_acquire);
-    for (std::uint32_t index = 0; index < count; ++index) {
-      Holder& holder = *holders_at(index);
-      Usage usage;
-      {
-        std::scoped_lock lock(holder.lock);
-        usage = holder.usage;
+    std::unordered_map<HolderKey, Usage, HolderKey::Hash> sums;
+    for (Shard& shard : shards_) {
+      std::scoped_lock lock(shard.lock);
+      for (const Holder& holder : shard.holders) {
+        Usage usage = holder.usage;
         if (holder.epoch != epoch) {
           usage.at_peak_bytes = usage.current_bytes;
           usage.at_peak_count = usage.current_count;
         }
+        sums[holder.key] += usage;
       }
-      visit(holder.key, usage);
     }
+    for (const auto& [key, usage] : sums) visit(key, usage);
   }
 
-  HolderKey key_of(std::uint32_t holder) const noexcept { return holders_at(holder)->key; }
+  HolderKey key_of(std::uint32_t holder) noexcept {
+    Shard& shard = shards_[holder % kShards];
+    std::scoped_lock lock(shard.lock);
+    return shard.holders[holder / kShards].key;
+  }
+
   std::int64_t current_bytes() const noexcept { return current_bytes_.load(std::memory_order_relaxed); }
   std::int64_t peak_bytes() noexcept {
     note_peak();
@@ -172,11 +191,9 @@ class Ledger {
   void reset_peak() noexcept {
     peak_bytes_.store(current_bytes(), std::memory_order_relaxed);
     epoch_.fetch_add(1, std::memory_order_relaxed);
-    const std::uint32_t count = holder_count_.load(std::memory_order_acquire);
-    for (std::uint32_t index = 0; index < count; ++index) {
-      Holder& holder = *holders_at(index);
-      std::scoped_lock lock(holder.lock);
-      holder.usage.peak_bytes = holder.usage.current_bytes;
+    for (Shard& shard : shards_) {
+      std::scoped_lock lock(shard.lock);
+      for (Holder& holder : shard.holders) holder.usage.peak_bytes = holder.usage.current_bytes;
     }
   }
 
@@ -204,11 +221,11 @@ class Ledger {
 
   // Host bytes that the ledger itself uses.
   std::size_t overhead_bytes() noexcept {
-    std::size_t bytes = sizeof(*this) + table_.load()->slots.size() * sizeof(void*);
-    bytes += holder_count_.load() * sizeof(Holder);
+    std::size_t bytes = sizeof(*this);
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
-      bytes += shard.chunks.size() * kChunk * sizeof(Entry);
+      bytes += shard.chunks.size() * kChunk * sizeof(Entry) + shard.holders.size() * sizeof(Holder) +
+               shard.table.size() * sizeof(std::uint32_t);
     }
     return bytes;
   }
@@ -216,99 +233,74 @@ class Ledger {
  private:
   static constexpr std::uint32_t kShards = 16;
   static constexpr std::uint32_t kChunk = 1024;
-  static constexpr std::uint32_t kHolderChunk = 256;
-  static constexpr std::uint32_t kHolderChunks = 4096;
+  static constexpr std::uint64_t kSerials = 64;  // taken at a time by a shard
+  // A program that makes call sites or tags without end: what comes after is counted under its framework alone.
+  static constexpr std::uint32_t kHolders = std::uint32_t{1} << 20;
 
+  struct Holder {
+    HolderKey key;
+    std::uint32_t index = 0;
+    std::uint64_t epoch = 0;
+    Usage usage;
+  };
+
+  // A thread opens entries in one shard, with the holders of that shard: one lock covers both, and threads seldom meet.
   struct alignas(64) Shard {
     SpinLock lock;
     std::vector<std::unique_ptr<Entry[]>> chunks;  // never moved or freed: an id stays readable
     std::uint32_t used = 0;
     std::uint64_t free_head = 0;  // slot + 1 of the first free entry, linked through `bytes`
+    std::uint64_t next_serial = 0;
+    std::uint64_t last_serial = 0;
+    std::deque<Holder> holders;
+    std::vector<std::uint32_t> table;  // open addressing: holder index + 1
+
     Entry& at(std::uint32_t slot) { return chunks[slot / kChunk][slot % kChunk]; }
+
+    std::uint32_t take_slot() {
+      if (free_head != 0) {
+        const auto slot = static_cast<std::uint32_t>(free_head - 1);
+        free_head = at(slot).bytes;
+        return slot;
+      }
+      if (used == chunks.size() * kChunk) chunks.push_back(std::make_unique<Entry[]>(kChunk));
+      return used++;
+    }
+
+    Holder& intern(HolderKey key, std::uint64_t epoch) {
+      if (table.empty()) table.assign(64, 0);
+      std::size_t slot = probe(key);
+      if (table[slot] != 0) return holders[table[slot] - 1];
+      if (holders.size() >= kHolders) {
+        key.site = key.tag = 0;
+        slot = probe(key);
+        if (table[slot] != 0) return holders[table[slot] - 1];
+      }
+      if ((holders.size() + 1) * 2 > table.size()) {
+        std::vector<std::uint32_t> grown(table.size() * 2, 0);
+        table.swap(grown);
+        for (const Holder& holder : holders) table[probe(holder.key)] = holder.index + 1;
+        slot = probe(key);
+      }
+      const auto index = static_cast<std::uint32_t>(holders.size());
+      holders.push_back({key, index, epoch, Usage{}});
+      table[slot] = index + 1;
+      return holders.back();
+    }
+
+    // Where `key` is, or would go.
+    std::size_t probe(const HolderKey& key) const {
+      const std::size_t mask = table.size() - 1;
+      std::size_t slot = HolderKey::Hash{}(key) & mask;
+      while (table[slot] != 0 && holders[table[slot] - 1].key != key) slot = (slot + 1) & mask;
+      return slot;
+    }
   };
 
-  struct alignas(64) Holder {
-    HolderKey key;
-    std::uint32_t index = 0;
-    SpinLock lock;
-    std::uint64_t epoch = 0;
-    Usage usage;
-  };
-
-  // Readers probe a table without a lock; a grown table replaces it and the old one stays for those still reading.
-  struct Table {
-    explicit Table(std::size_t size) : slots(size) {}
-    std::vector<std::atomic<Holder*>> slots;
-  };
-
-  Holder* holders_at(std::uint32_t index) const noexcept {
-    return &holder_chunks_[index / kHolderChunk].load(std::memory_order_acquire)[index % kHolderChunk];
-  }
-
-  static Holder* find(const Table& table, const HolderKey& key) noexcept {
-    const std::size_t mask = table.slots.size() - 1;
-    for (std::size_t slot = key.hash() & mask;; slot = (slot + 1) & mask) {
-      Holder* holder = table.slots[slot].load(std::memory_order_acquire);
-      if (holder == nullptr || holder->key == key) return holder;
-    }
-  }
-
-  static void insert(Table& table, Holder* holder) noexcept {
-    const std::size_t mask = table.slots.size() - 1;
-    std::size_t slot = holder->key.hash() & mask;
-    while (table.slots[slot].load(std::memory_order_relaxed) != nullptr) slot = (slot + 1) & mask;
-    table.slots[slot].store(holder, std::memory_order_release);
-  }
-
-  Holder& intern(const HolderKey& key) {
-    if (Holder* holder = find(*table_.load(std::memory_order_acquire), key)) return *holder;
-    std::scoped_lock lock(intern_mutex_);
-    Table* table = table_.load(std::memory_order_relaxed);
-    if (Holder* holder = find(*table, key)) return *holder;
-    const std::uint32_t index = holder_count_.load(std::memory_order_relaxed);
-    if (index >= kHolderChunk * kHolderChunks) {
-      // Programs that generate code without end: what comes now is counted, without its site and tag.
-      return intern_locked_fallback(key, *table);
-    }
-    if (index % kHolderChunk == 0) holder_chunks_[index / kHolderChunk].store(new Holder[kHolderChunk]);
-    if ((index + 1) * 2 > table->slots.size()) {
-      auto grown = std::make_unique<Table>(table->slots.size() * 2);
-      for (std::uint32_t old = 0; old < index; ++old) insert(*grown, holders_at(old));
-      old_tables_.emplace_back(table);
-      table = grown.release();
-      table_.store(table, std::memory_order_release);
-    }
-    Holder* holder = holders_at(index);
-    holder->key = key;
-    holder->index = index;
-    holder->epoch = epoch_.load(std::memory_order_relaxed);
-    insert(*table, holder);
-    holder_count_.store(index + 1, std::memory_order_release);
-    return *holder;
-  }
-
-  Holder& intern_locked_fallback(HolderKey key, const Table& table) noexcept {
-    key.site = 0;
-    key.tag = 0;
-    Holder* holder = find(table, key);
-    return holder != nullptr ? *holder : *holders_at(0);
-  }
-
-  EntryId store(const Entry& entry) {
-    static std::atomic<std::uint32_t> next_thread{0};
-    static thread_local const std::uint32_t mine = next_thread.fetch_add(1, std::memory_order_relaxed) % kShards;
-    Shard& shard = shards_[mine];
-    std::scoped_lock lock(shard.lock);
-    std::uint32_t slot;
-    if (shard.free_head != 0) {
-      slot = static_cast<std::uint32_t>(shard.free_head - 1);
-      shard.free_head = shard.at(slot).bytes;
-    } else {
-      if (shard.used == shard.chunks.size() * kChunk) shard.chunks.push_back(std::make_unique<Entry[]>(kChunk));
-      slot = shard.used++;
-    }
-    shard.at(slot) = entry;
-    return (slot + 1) * kShards + mine;
+  std::uint32_t shard_of_thread() noexcept {
+    static thread_local std::uint32_t mine = kShards;
+    if (mine == kShards) mine = next_shard_.fetch_add(1, std::memory_order_relaxed) % kShards;
+    return mine;
   }
 
   // The high-water mark is only looked for when bytes are about to go: between two frees the live bytes only grow,
@@ -330,7 +322,6 @@ class Ledger {
 
   // A holder that did not change since the peak still has its value of then; the first change after it saves that.
   void change(Holder& holder, std::int64_t bytes, int count) noexcept {
-    std::scoped_lock lock(holder.lock);
     Usage& usage = holder.usage;
     if (const std::uint64_t epoch = epoch_.load(std::memory_order_relaxed); holder.epoch != epoch) {
       holder.epoch = epoch;
@@ -345,21 +336,16 @@ class Ledger {
   }
 
   std::array<Shard, kShards> shards_;
+  std::atomic<std::uint32_t> next_shard_{0};
   std::atomic<std::int64_t> current_bytes_{0};
   std::atomic<std::int64_t> peak_bytes_{0};
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> serial_{0};
 
-  std::atomic<Table*> table_;
-  std::vector<std::unique_ptr<Table>> old_tables_;
-  std::mutex intern_mutex_;
-  std::atomic<std::uint32_t> holder_count_{0};
-  std::array<std::atomic<Holder*>, kHolderChunks> holder_chunks_ = {};
-
   SpinLock scope_lock_;
   std::atomic<int> scope_count_{0};
-  std::array<std::int64_t, 64> scope_peaks_ = make_closed();
-  static constexpr std::array<std::int64_t, 64> make_closed() {
+  std::array<std::int64_t, 64> scope_peaks_ = all_closed();
+  static constexpr std::array<std::int64_t, 64> all_closed() {
     std::array<std::int64_t, 64> closed{};
     closed.fill(-1);
     return closed;

@@ -29,7 +29,8 @@ enum class Refusal : int {
   none,
   out_of_memory,
   capturing,  // the stream is being captured: managed memory cannot be had on it now
-  bad_stream, // the driver does not know the stream, or a call on it failed
+  bad_stream,  // the driver does not know the stream, or a call on it failed
+  unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
 };
 
 struct Grant {
@@ -62,6 +63,7 @@ class Pool {
   // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
   Refusal resolve(CUstream handle, StreamRef& out) const {
     if (driver_ == nullptr) return Refusal::none;
+    if (!process_.running()) return Refusal::bad_stream;
     if (handle == nullptr || handle == CU_STREAM_LEGACY) {
       out = {StreamRef::kLegacyKey, nullptr};
       return Refusal::none;
@@ -86,7 +88,9 @@ class Pool {
           want.held = lane.owned;
         }
         if (take_idle(want, out)) return Refusal::none;
+        ++lanes_.at(want.lane).users;
       }
+      const LaneUse use(*this, want.lane);
       if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
       if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
       if (!stream.host() && steal(want, stream, out)) return Refusal::none;
@@ -158,6 +162,7 @@ class Pool {
   // Gives pieces that are free as a whole back to upstream and returns their bytes. Does not wait for device work;
   // upstream may (freeing managed memory waits for the whole device), without the GIL.
   std::size_t trim() {
+    if (!process_.running()) return 0;
     std::vector<std::uint16_t> open;
     with_lock([&] {
       lanes_.for_each_stream([&](Lane& lane) { if (lane.free_bytes != 0) open.push_back(lane.index); });
@@ -184,15 +189,19 @@ class Pool {
     return bytes;
   }
 
+  // Moves what is finished out of quarantine, and out of lanes whose streams nobody holds. True if anything moved.
+  bool poll();
+
   // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
   bool wait_for_oldest() {
     if (driver_ == nullptr) return false;
+    if (poll()) return true;
     EventRef event;
     {
       std::scoped_lock lock(lock_);
       for (const Batch& batch : quarantine_) {
         for (const Wait& wait : batch.waits) {
-          if (event == nullptr && wait.event != nullptr) event = wait.event;
+          if (event == nullptr && !wait.done) event = wait.event;
         }
       }
     }
@@ -201,7 +210,8 @@ class Pool {
       WithoutGil without(process_);
       if (!events_->synchronize(event)) return false;
     }
-    return poll();
+    poll();
+    return true;
   }
 
   // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
@@ -236,37 +246,35 @@ class Pool {
   // names it and nobody uses it; `*retire` is then the owner to drop, else null.
   void close_lane(std::uint16_t index, void** retire) {
     StreamRef stream;
-    std::vector<EventRef> events;
     bool record;
+    Batch batch;
     Lane& lane = lanes_.at(index);
     {
       std::scoped_lock lock(lock_);
-      if (!lane.in_use || lane.users != 0) return;
-      if (retire != nullptr && lane.live_count != 0) return;
+      if (!lane.in_use) return;
+      if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
       stream = lane.stream;
       record = lane.owned;
+      // Before the event: what is freed from now on may have work behind it.
+      for (auto& bin : lane.bins) {
+        batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
+        bin.clear();
+      }
+      batch.bytes = lane.free_bytes;
+      lane.free_bytes = 0;
+      if (!record) {
+        for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
+      }
       ++lane.users;
     }
     EventRef event;
     const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
     std::scoped_lock lock(lock_);
     --lane.users;
-    if (recorded != Recorded::done) return;
-    if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
-    Batch batch;
-    if (event != nullptr) {
-      batch.waits.push_back({index, std::move(event), false});
-    } else {
-      for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
-    }
-    for (auto& bin : lane.bins) {
-      batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
-      bin.clear();
-    }
-    batch.bytes = lane.free_bytes;
-    lane.free_bytes = 0;
-    lane.events.clear();
+    const bool idle = lane.users == 0 && lane.live_count == 0;
+    if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
     quarantine(std::move(batch));
+    if (recorded != Recorded::done || (retire != nullptr && !idle)) return;
     // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
     if (retire != nullptr) {
       *retire = lane.owner;
@@ -286,6 +294,7 @@ class Pool {
   // After that every allocation is refused.
   bool close() {
     if (live_count() != 0) return false;
+    trim();  // closes the lanes
     while (wait_for_oldest()) {
     }
     trim();
@@ -311,6 +320,21 @@ class Pool {
     Side side;
     std::uint16_t lane;
     bool held = true;
+  };
+
+  // While one lives, the lane keeps its number.
+  struct LaneUse {
+    LaneUse(Pool& pool, std::uint16_t lane) : pool_(pool), lane_(lane) {}
+    ~LaneUse() {
+      std::scoped_lock lock(pool_.lock_);
+      Lane& lane = pool_.lanes_.at(lane_);
+      --lane.users;
+      pool_.tidy(lane);
+    }
+    LaneUse(const LaneUse&) = delete;
+    LaneUse& operator=(const LaneUse&) = delete;
+    Pool& pool_;
+    std::uint16_t lane_;
   };
 
   template <typename Body>
@@ -349,7 +373,6 @@ class Pool {
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
-  bool poll();
 
   Process& process_;
   std::unique_ptr<Upstream> upstream_;

@@ -19,7 +19,9 @@ inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
 // A borrowed lane with nothing left in it gives its number back.
 inline void Pool::tidy(Lane& lane) noexcept {
   const bool empty = lane.live_count == 0 && lane.users == 0 && lane.free_bytes == 0 && lane.events.empty();
-  if (lane.in_use && !lane.owned && empty) lanes_.recycle(lane);
+  // Nobody tells when a thread and its per-thread stream are gone.
+  const bool held = lane.owned && lane.stream.handle != CU_STREAM_PER_THREAD;
+  if (lane.in_use && !held && empty) lanes_.recycle(lane);
 }
 
 // A live block or a wait no longer names the lane.
@@ -93,7 +95,12 @@ inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, 
 
 // The handle is good only inside this call, so the event is recorded now.
 inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream) {
-  const std::uint64_t version = with_lock([&] { return lane.version; });
+  std::uint64_t version;
+  std::uint64_t first_later_batch;
+  with_lock([&] {
+    version = lane.version;
+    first_later_batch = next_batch_;
+  });
   EventRef event;
   const Recorded recorded = events_->record(stream, event);
   std::scoped_lock lock(lock_);
@@ -106,6 +113,7 @@ inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& 
     put(lane, span, ptr);
     // What was freed during a capture of this stream waited for a sign that it has ended: this is it.
     for (Batch& batch : quarantine_) {
+      if (batch.number >= first_later_batch) break;  // its work may have come after the event
       for (Wait& wait : batch.waits) {
         if (wait.lane == lane.index && wait.event == nullptr) wait.event = event;
       }
@@ -134,23 +142,25 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
     hold(lanes);
   }
   Batch batch;
+  std::vector<std::uint16_t> unheld;
   for (std::uint16_t index : lanes) {
-    Lane& lane = lanes_.at(index);
-    EventRef event;
-    if (lane.owned || index == given) {
-      // Where none can be had now, `poll` tries again once the capture may be over.
-      if (events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
-      batch.waits.push_back({index, std::move(event), false});
+    const Lane& lane = lanes_.at(index);
+    if (!lane.owned && index != given) {
+      unheld.push_back(index);
+      continue;
     }
+    // Where no event can be had now, `poll` tries again once the capture may be over.
+    EventRef event;
+    if (events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
+    batch.waits.push_back({index, std::move(event), false});
   }
   batch.blocks.push_back(ptr);
   batch.bytes = span->block_bytes;
   std::scoped_lock lock(lock_);
-  release(lanes);
-  for (std::uint16_t index : lanes) {
-    Lane& lane = lanes_.at(index);
-    if (lane.owned || index == given) continue;
-    for (const EventRef& event : lane.events) batch.waits.push_back({index, event, false});
+  for (std::uint16_t index : unheld) {
+    // Work on a borrowed stream that nobody can record an event behind: held until the stream is seen again. The own
+    // lane needs none if the caller stated where the last use is ordered.
+    if (index != own || stream == nullptr) batch.waits.push_back({index, nullptr, false});
   }
   quarantine(std::move(batch));
   if (auto found = exposures_.find(ptr); found != exposures_.end()) {
@@ -158,10 +168,12 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
     exposures_.erase(found);
   }
   ended(own);
+  release(lanes);  // last: the batch names them now
 }
 
 // Events behind the work that may touch a live block: on its lanes, and if `cautious` on every lane whose stream is
-// held. A lane of the block that takes part in a capture is a refusal; another one is left out.
+// held. A lane of the block that takes part in a capture, or whose stream nobody holds, is a refusal; another one is left
+// out. `except`: the stream that is to come after the work; what it did itself needs no event.
 inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                                std::uint64_t except) {
   std::vector<std::uint16_t> lanes;
@@ -171,15 +183,15 @@ inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<
     lanes = lanes_of(block->lane.load(), ptr, required);
     if (!cautious) lanes.resize(required);
     hold(lanes);
-    for (std::uint16_t index : lanes) {
-      const Lane& lane = lanes_.at(index);
-      if (!lane.owned) events.insert(events.end(), lane.events.begin(), lane.events.end());
-    }
   }
   Refusal refusal = Refusal::none;
   for (std::size_t i = 0; i < lanes.size(); ++i) {
     const Lane& lane = lanes_.at(lanes[i]);
-    if (!lane.owned || lane.stream.key == except) continue;
+    if (lane.stream.key == except) continue;
+    if (!lane.owned) {
+      refusal = Refusal::unheld_stream;  // never a cautious one: those are owned
+      continue;
+    }
     EventRef event;
     const Recorded recorded = events_->record(lane.stream, event);
     if (recorded == Recorded::done) {
@@ -228,15 +240,19 @@ inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
     quarantine(std::move(batch));
     return false;
   }
+  if (!mine.owned) {
+    // The rest of the bin is as unfinished as before, for everybody but this stream.
+    for (const Wait& wait : batch.waits) mine.events.push_back(wait.event);
+    ++mine.version;
+  }
   auto& bin = mine.bin(want.size.index);
   bin.insert(bin.end(), batch.blocks.begin(), batch.blocks.end());
   mine.free_bytes += batch.bytes;
   return take_idle(want, out);
 }
 
-// Moves what is finished out of quarantine, and out of lanes whose streams nobody holds. True if anything moved.
 inline bool Pool::poll() {
-  if (driver_ == nullptr) return false;
+  if (driver_ == nullptr || !process_.running()) return false;
   struct Probe {
     std::uint64_t batch;
     std::size_t wait;
@@ -296,7 +312,7 @@ inline bool Pool::poll() {
   });
   for (const Idle& each : idle) {
     Lane& lane = lanes_.at(each.lane);
-    if (!lane.in_use || lane.owned || lane.version != each.version || lane.users != 0) continue;
+    if (!lane.in_use || lane.owned || lane.version != each.version) continue;
     moved = moved || lane.free_bytes != 0;
     for (auto& bin : lane.bins) {
       for (char* ptr : bin) settle(ptr);

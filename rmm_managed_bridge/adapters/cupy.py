@@ -92,7 +92,9 @@ def cupy_allocator(size_bytes: int) -> Any:
     Raises
     ------
     cupy.cuda.memory.OutOfMemoryError
-        If the pool has no memory, or no pool of the bridge serves the current device.
+        If the pool has no memory.
+    InstallError
+        If no pool of the bridge serves the current device.
     """
     guest, allocator = _allocator()
     import cupy

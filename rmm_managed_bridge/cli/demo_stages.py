@@ -130,4 +130,4 @@ def _cupy_stream(warp_device: str | None) -> Any:
         return cupy.cuda.get_current_stream()
     import warp
 
-    return cupy.cuda.ExternalStream(int(warp.get_stream(warp_device).cuda_stream))
+    return cupy.cuda.Stream.from_external(warp.get_stream(warp_device))

@@ -73,7 +73,7 @@ def test_a_numpy_block_shown_to_warp_waits_for_warps_stream(bridge, warp, cupy, 
     host = np.zeros(COUNT, "f4")
     address = host.ctypes.data
     view = bridge.as_warp(host)
-    stream = cupy.cuda.ExternalStream(warp.get_stream("cuda:0").cuda_stream)
+    stream = cupy.cuda.Stream.from_external(warp.get_stream("cuda:0"))
     with stream:
         memory = cupy.cuda.UnownedMemory(address, COUNT * 4, view)
         slow.fill(cupy.ndarray(COUNT, "f4", cupy.cuda.MemoryPointer(memory, 0)), 5)
@@ -127,6 +127,10 @@ def test_patterns_survive_reuse_on_many_streams_and_threads(bridge, cupy, slow) 
     failures: list[str] = []
 
     def work(seed: int) -> None:
+        with bridge.numpy_allocator():  # NumPy's handler does not reach other threads by itself
+            check(seed)
+
+    def check(seed: int) -> None:
         random = np.random.default_rng(seed)
         cupy.cuda.Device(0).use()
         mine = [cupy.cuda.Stream(non_blocking=bool(i % 2)) for i in range(3)]

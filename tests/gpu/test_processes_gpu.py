@@ -73,6 +73,7 @@ def test_a_forked_child_works_on_plain_memory() -> None:
 import os, sys, warnings
 warnings.simplefilter("error")
 kept = np.ones(1 << 20)
+resource = rmm.mr.get_current_device_resource()
 before = bridge.stats()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -85,7 +86,7 @@ if child == 0:
         assert pickle.loads(pickle.dumps(x)).sum() == 20
         assert not bridge.owns(x)
         try:
-            rmm.mr.get_current_device_resource().allocate(1000)
+            resource.allocate(1000)
         except bridge.BridgeError as error:
             assert "forked" in str(error), error
         else:

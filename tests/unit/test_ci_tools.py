@@ -1,6 +1,7 @@
 """Every check in ci/tools lets good input through and rejects the example made here."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
@@ -49,7 +50,8 @@ GOOD_PACKAGE = {
     "_native/base.pxd": "from libcpp.memory cimport shared_ptr\ncdef extern from 'ledger.hpp':\n    pass\n",
     "reports/table.py": "from rmm_managed_bridge.reports.text import align\n",
     "reports/text.py": "from rmm_managed_bridge.records import Stats\n",
-    "cli/demo.py": "import numpy\nfrom rmm_managed_bridge.install import install\n",
+    "cli/demo.py": "import numpy\nimport rmm_managed_bridge as bridge\nfrom rmm_managed_bridge import errors\n",
+    "__main__.py": "from rmm_managed_bridge.cli.demo import demo\n",
 }
 
 BAD_IMPORTS = [
@@ -58,6 +60,11 @@ BAD_IMPORTS = [
     ("units.py", "def late():\n    from rmm_managed_bridge.config import X\n", 2, "units must not import config"),
     ("config.py", "if TYPE_CHECKING:\n    import rmm_managed_bridge.views", 2, "config must not import views"),
     ("config.py", "import importlib\nimportlib.import_module('rmm_managed_bridge.cli')", 2, "must not import cli"),
+    ("views.py", "from rmm_managed_bridge import adapters", 1, "move what both need to a room below views"),
+    ("state.py", "from rmm_managed_bridge import streams", 1, "state must not import streams"),
+    ("pools.py", "from rmm_managed_bridge.adapters import cupy", 1, "pools must not import adapters"),
+    ("install.py", "from rmm_managed_bridge import as_numpy", 1, "install must not import __init__"),
+    ("__init__.py", "from rmm_managed_bridge.cli.demo import demo", 1, "__init__ must not import cli"),
     ("views.py", "import rmm_managed_bridge.provenance", 1, "views must not import provenance"),
     ("views.py", "from rmm_managed_bridge import as_numpy", 1, "views must not import __init__"),
     ("views.py", "import rmm_managed_bridge", 1, "views must not import __init__"),
@@ -69,7 +76,7 @@ BAD_IMPORTS = [
     ("adapters/warp.py", "from rmm_managed_bridge.adapters.cupy import hook", 1, "adapters never import each other"),
     ("adapters/warp.py", "from rmm_managed_bridge.adapters import cupy", 1, "adapters never import each other"),
     ("reports/rows.py", "from rmm_managed_bridge._native import ledger", 1, "reports must not import _native"),
-    ("_native/late.pyx", "def f(\n        a):  # no (\n    import os; import rmm_managed_bridge.hints", 3, "hints"),
+    ("_native/late.pyx", "def f(\n        a):  # no (\n    import os; import rmm_managed_bridge.views", 3, "views"),
     ("_native/late.pyx", "from rmm_managed_bridge.resource cimport (  # why\n    A,\n    B)\n", 1, "resource"),
     ("_native/late.pyx", "'''\nimport warp\n'''\nfrom cupy cimport x", 4, "imports cupy at module level"),
     ("_native/late.pyx", "cdef class A:\n    '''\n    Text (\n    '''\n    pass\nimport torch", 6, "imports torch"),
@@ -108,6 +115,18 @@ def test_layers_let_a_listed_module_hold_a_framework(tmp_path: Path, monkeypatch
     assert tool.check(tmp_path) == []
     write(tmp_path, {"cli/main.py": "from rmm_managed_bridge.cli.kernel import launch\n"})
     assert "imports cli.kernel at module level" in "".join(tool.check(tmp_path))
+
+
+def test_layers_are_those_of_the_package_and_of_the_page() -> None:
+    """No room is listed that is gone, and docs/design/layers.md has the same order."""
+    layers = load("check_layers").LAYERS
+    package = ROOT / "rmm_managed_bridge"
+    rooms = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
+    assert {room for layer in layers for room in layer} == rooms
+    page = (ROOT / "docs" / "design" / "layers.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in page.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [tuple(re.findall(r"`(\w+)`", row)) for row in rows] == list(layers)
+    assert set(re.findall(r"^- `(\w+)`: ", page, re.MULTILINE)) == rooms
 
 
 def test_layers_script_fails_on_an_empty_folder(tmp_path: Path) -> None:

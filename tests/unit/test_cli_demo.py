@@ -47,6 +47,9 @@ class InventedBridge:
         self.tags.append(name)
         yield
 
+    def detect_backend(self) -> tuple[str, str]:
+        return "host", "invented for a test"
+
     def status(self) -> Any:
         return SimpleNamespace(frameworks={"numpy": "hooked"}, devices=())
 

@@ -84,5 +84,5 @@ def test_help_imports_no_framework() -> None:
         "import sys; from rmm_managed_bridge.cli.main import main; code = main(['demo', '--help']);"
         "print(sorted({'cupy', 'matplotlib', 'rmm', 'skimage', 'torch', 'warp'} & set(sys.modules))); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -169,9 +169,10 @@ def test_snapshot_text_accounts_for_every_allocation(snapshot: Snapshot) -> None
 
 
 def test_difference_text_accounts_for_every_allocation() -> None:
-    """More than ten lines are cut with a count, as in a snapshot."""
-    text = str(make_snapshot([make_allocation(serial) for serial in range(1, 13)]).compare(make_snapshot([])))
-    assert "12 appeared, 0 vanished" in text.splitlines()[0]
+    """Twenty lines are shown; more are cut with a count."""
+    text = str(make_snapshot([make_allocation(serial) for serial in range(1, 23)]).compare(make_snapshot([])))
+    assert "22 appeared, 0 vanished, 0 resized" in text.splitlines()[0]
+    assert len(text.splitlines()) == 1 + 20 + 1
     assert "2 more" in text.splitlines()[-1]
 
 

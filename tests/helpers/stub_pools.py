@@ -1,0 +1,34 @@
+"""A host pool that passes for the pool of device 0, so that frameworks with devices can be hooked without one."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from rmm_managed_bridge._native import core
+from rmm_managed_bridge.config import BridgeConfig
+from rmm_managed_bridge.pools import HostPools
+
+# The package's name `install` is the function.
+_install = importlib.import_module("rmm_managed_bridge.install")
+
+
+class OneDevicePools(HostPools):
+    """Host pools that say they serve device 0."""
+
+    def __init__(self, config: BridgeConfig, reason: str) -> None:
+        super().__init__(config, reason)
+        self.heaps: dict[int, Any] = {0: self.cpu_heap}
+
+    def _make(self) -> Any:
+        limit = self._config.maximum_pool_size
+        return core.host_heap(limit_bytes=1 << 62 if limit is None else limit, track=self._config.track, device=0)
+
+    def renew(self, devices: Any) -> None:
+        super().renew(devices)
+        self.heaps = {0: self.cpu_heap}
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `install` make such pools until the test ends."""
+    monkeypatch.setattr(_install, "_make_pools", lambda config: OneDevicePools(config, "a stub of device 0"))

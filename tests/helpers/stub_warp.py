@@ -1,0 +1,43 @@
+"""A Warp with devices that are not there: its allocator switch, as the bridge's adapter meets it."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+
+class Device:
+    """A CUDA device as Warp shows it, on its null stream."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._custom_allocator: Any = None
+        self.stream = types.SimpleNamespace(cuda_stream=None)
+
+
+class StubWarp(types.ModuleType):
+    """The module `warp` with `count` devices. Setting an allocator on a device in `refusing` raises, as Warp does."""
+
+    def __init__(self, count: int, refusing: frozenset[int] = frozenset()) -> None:
+        super().__init__("warp")
+        self.devices = [Device(number) for number in range(count)]
+        self.refusing = set(refusing)
+
+    def is_cuda_available(self) -> bool:
+        return bool(self.devices)
+
+    def get_device(self, name: str) -> Device:
+        return self.devices[int(name.removeprefix("cuda:"))]
+
+    def set_device_allocator(self, device: Device, allocator: Any) -> None:
+        if device.number in self.refusing and allocator is not None:
+            raise RuntimeError(f"cuda:{device.number} has no driver for custom allocators")
+        device._custom_allocator = allocator
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, count: int, refusing: frozenset[int] = frozenset()) -> StubWarp:
+    """Let ``import warp`` find a new stub until the test ends."""
+    stub = StubWarp(count, refusing)
+    monkeypatch.setitem(sys.modules, "warp", stub)
+    return stub

@@ -1,0 +1,62 @@
+"""Fixtures for the native core on the fake driver; see helpers/fake_cuda_child.py for how its tests are run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers import fake_cuda, fake_cuda_child
+from helpers.fake_cuda_pool import Bench
+
+_config: pytest.Config | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of modules that need the fake driver."""
+    global _config
+    _config = config  # `pytest_runtest_logreport` does not get it
+    config.addinivalue_line("markers", "fake_driver: the module runs in a child process that loads the fake driver")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Let a child run the items of marked modules."""
+    if fake_cuda_child.in_child() or item.get_closest_marker("fake_driver") is None:
+        return None
+    fake_cuda_child.run_item(item)
+    return True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In the child, send each report to the parent."""
+    if fake_cuda_child.in_child():
+        assert _config is not None
+        fake_cuda_child.write(_config, report)
+
+
+@pytest.fixture
+def fake() -> Iterator[fake_cuda.FakeCuda]:
+    """The fake driver, with device 0 current. Fails the test for every lost capture, hang or crash it saw."""
+    assert fake_cuda_child.in_child(), "mark the module with pytest.mark.fake_driver"
+    driver = fake_cuda.load()
+    driver.set_current(0)
+    driver.reset()
+    yield driver
+    violations = driver.violations()
+    driver.reset()
+    assert not violations
+
+
+@pytest.fixture
+def bench(fake: fake_cuda.FakeCuda) -> Iterator[Bench]:
+    """A pool on the fake device 0, emptied at the end."""
+    bench = Bench(fake)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def core() -> Any:
+    """The native core."""
+    from rmm_managed_bridge._native import core
+
+    return core

@@ -1,0 +1,166 @@
+"""A check that cannot fail is no check: each rule of order, taken out of the core, must be missed by the tests here.
+
+Each mutant is a core compiled from changed headers. That takes minutes, so it is done with BRIDGE_MUTANTS=1 only, or
+with a part of a mutant's name, from a checkout and where the core itself can be built.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from helpers import fake_cuda, fake_cuda_child
+
+import rmm_managed_bridge
+
+WANTED = os.environ.get("BRIDGE_MUTANTS", "")
+PACKAGE = Path(rmm_managed_bridge.__file__).parent
+TESTS = Path(__file__).parent
+# The fast ones first: the first failure is enough.
+SUITES = ["frees", "hot_path", "stream_order", "host_order", "process", "capture", "machine"]
+
+
+class Mutant(NamedTuple):
+    """What is left out: `old` in a header becomes `new`."""
+
+    header: str
+    old: str
+    new: str
+
+
+NOT_CAPTURING = "capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE"
+MUTANTS = {
+    "a thief does not wait": Mutant(
+        "pool_order.hpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
+    ),
+    "no quarantine": Mutant("pool_order.hpp", "if (batch.waits.empty()) {", "if (true) {"),
+    "the host takes what streams freed": Mutant("pool_order.hpp", "(!exposed && !on_stream)", "!exposed"),
+    "views are forgotten": Mutant("pool.hpp", "block->flags.fetch_or(Block::kExposed);", ""),
+    "only the last view counts": Mutant("pool_order.hpp", "if (index != own) lanes.push_back(index);", ""),
+    "held streams that nobody told of are left out": Mutant(
+        "pool_order.hpp", "if (lane.owned && std::find(", "if (false && std::find("
+    ),
+    "a borrowed stream's event is lost": Mutant("pool_order.hpp", "lane.events.push_back(event);", ""),
+    "quarantine ends at the first look": Mutant(
+        "pool_order.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
+    ),
+    "a borrowed lane counts as finished": Mutant(
+        "pool_order.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
+    ),
+    "a lane is closed without an event": Mutant("pool.hpp", "record = lane.owned;", "record = false;"),
+    "a view does not wait": Mutant(
+        "pool.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
+    ),
+    "the cpu does not wait": Mutant("pool.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""),
+    "streams are known by handle": Mutant(
+        "pool.hpp", "out = {id, handle};", "out = {reinterpret_cast<std::uint64_t>(handle), handle};"
+    ),
+    "per-thread streams are one": Mutant("order.hpp", "id_of(stream.handle) != stream.key", "false"),
+    "captured events are kept": Mutant("order.hpp", f"if (!stream.legacy() && {NOT_CAPTURING}) {{", "if (false) {"),
+    "an event on a barred legacy stream": Mutant(
+        "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
+    ),
+    "a wait on a barred legacy stream": Mutant(
+        "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
+    ),
+    "captures are served": Mutant(
+        "pool.hpp",
+        "if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;",
+        "",
+    ),
+    "the legacy stream is asked for its id": Mutant(
+        "pool.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
+    ),
+    "the capture mode is not relaxed": Mutant(
+        "driver.hpp", "mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;", "mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;"
+    ),
+    "no context is pushed": Mutant("driver.hpp", "pushed_(context != nullptr)", "pushed_(false)"),
+    "waits hold the GIL": Mutant(
+        "process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
+    ),
+    "blocks are freed twice": Mutant(
+        "heap.hpp", "if ((flags & Block::kLive) == 0) return refuse_free(", "if (false) return refuse_free("
+    ),
+    "a forked child frees": Mutant("heap.hpp", "if (!process.running()) return Freed::ignored;", ""),
+}
+
+pytestmark = [
+    pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a copy of the package whose core has been built there, without optimisation."""
+    if not (PACKAGE / "_native" / "pool.hpp").exists() or fake_cuda.cuda_include() is None:
+        pytest.skip("the sources of the core and the CUDA headers are needed")
+    folder = tmp_path_factory.mktemp("mutants")
+    shutil.copytree(PACKAGE, folder / "source" / "rmm_managed_bridge")
+    source = folder / "source" / "rmm_managed_bridge" / "_native"
+    options = [
+        "-G",
+        "Ninja",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        "-DCMAKE_CXX_FLAGS=-O0",
+        "-DCMAKE_BUILD_TYPE=None",
+    ]
+    subprocess.run(["cmake", "-S", source, "-B", folder / "build", *options], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def build_core(workshop: Path) -> Path:
+    """Build the core as the sources are now; return the folder of a package that has it."""
+    built = subprocess.run(["ninja", "-C", workshop / "build", "core"], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, f"the mutant does not compile: {built.stdout[-2000:]}"
+    root = workshop / "mutant"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(workshop / "source", root)
+    (core,) = (workshop / "build").glob("core.*.so")
+    shutil.copy(core, root / "rmm_managed_bridge" / "_native")
+    return root
+
+
+def first_failure(root: Path, config: pytest.Config, suites: list[str]) -> str | None:
+    """Run the suites against the package in `root`; return the first failing test, or None if all pass."""
+    files = [str(TESTS / f"test_pool_{name}.py") for name in suites]
+    command = [*fake_cuda_child.pytest_command(files, config), "-x", "--tb=no"]
+    environment = {
+        **os.environ,
+        fake_cuda_child.CHILD: str(root / "reports"),
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "BRIDGE_MACHINE_RAW": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(root),
+    }
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return "no end"
+    if ended.returncode == 0:
+        return None
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0] if lines else f"exit code {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}"
+
+
+@pytest.mark.parametrize("name", [name for name in MUTANTS if WANTED in ("", "1") or WANTED in name])
+def test_the_mutant_is_caught(workshop: Path, pytestconfig: pytest.Config, name: str) -> None:
+    mutant = MUTANTS[name]
+    header = workshop / "source" / "rmm_managed_bridge" / "_native" / mutant.header
+    text = header.read_text()
+    assert mutant.old in text, f"{mutant.header} has changed: say anew what this mutant leaves out"
+    header.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        root = build_core(workshop)
+    finally:
+        header.write_text(text)
+    caught_by = first_failure(root, pytestconfig, SUITES)
+    assert caught_by is not None, "no test noticed"
+    print(f"{name}: caught by {caught_by}")
+
+
+def test_the_core_itself_passes(workshop: Path, pytestconfig: pytest.Config) -> None:
+    """Otherwise the failures above say nothing."""
+    assert first_failure(build_core(workshop), pytestconfig, SUITES) is None

@@ -1,0 +1,186 @@
+"""Invariant 2: CPU code is never handed memory that device work enqueued earlier may still touch."""
+
+import pytest
+from helpers.fake_cuda import LEGACY, FakeCuda
+from helpers.fake_cuda_pool import MIB, Bench
+
+pytestmark = pytest.mark.fake_driver
+
+SIZES = [1024, 16 * MIB]  # from a slab, and a span of its own
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("owned", [True, False])
+def test_host_never_gets_a_block_that_its_stream_still_uses(bench: Bench, size: int, owned: bool) -> None:
+    stream = bench.owned() if owned else bench.borrowed()
+    used, operation = bench.used_and_freed(size, stream)
+    for _ in range(20):
+        assert bench.allocate(size) != used
+    assert not bench.fake.done(operation)
+    assert bench.fake.calls("cuEventSynchronize") == 0, "other memory comes before waiting"
+
+
+@pytest.mark.behaviour("G3")
+@pytest.mark.parametrize("size", SIZES)
+def test_host_never_gets_a_cpu_block_that_a_view_still_uses(bench: Bench, size: int) -> None:
+    """G3: a NumPy array shown to a device, with a slow writer behind the view, then both dropped."""
+    stream = bench.owned()
+    array = bench.allocate(size, cpu=True)
+    bench.order(array, stream)
+    writer = bench.fake.enqueue(stream)
+    bench.free(array)
+    others = [bench.allocate(size, cpu=True) for _ in range(20)]
+    assert array not in others
+    assert bench.quarantined_bytes >= size
+    bench.fake.finish(writer)
+    again = [bench.allocate(size, cpu=True) for _ in range(80 if size > MIB else 2100)]  # more than a slab
+    assert array in again, "finished memory is used again"
+    assert bench.quarantined_bytes == 0
+
+
+def test_host_waits_for_every_stream_that_was_recorded(bench: Bench) -> None:
+    first, second = bench.owned(), bench.owned()
+    array = bench.allocate(MIB, cpu=True)
+    for stream in (first, second):
+        bench.expose(array, stream)
+    operations = [bench.fake.enqueue(first), bench.fake.enqueue(second)]
+    bench.free(array)
+    for operation in operations:
+        assert array not in [bench.allocate(MIB, cpu=True) for _ in range(3)]
+        bench.fake.finish(operation)
+    assert array in [bench.allocate(MIB, cpu=True) for _ in range(16)]
+
+
+def test_host_waits_for_held_streams_that_nobody_recorded(bench: Bench) -> None:
+    """The cautious default for blocks that were shown to a device at all."""
+    told, forgotten = bench.owned(), bench.owned()
+    array = bench.allocate(MIB, cpu=True)
+    bench.expose(array, told)
+    operation = bench.fake.enqueue(forgotten)
+    bench.free(array)
+    assert array not in [bench.allocate(MIB, cpu=True) for _ in range(8)]
+    bench.fake.finish(operation)
+    assert array in [bench.allocate(MIB, cpu=True) for _ in range(16)]
+
+
+def test_a_cpu_block_freed_on_a_stream_was_used_there(bench: Bench) -> None:
+    for stream in (bench.owned(), bench.borrowed(), bench.fake.ambient(LEGACY)):
+        array = bench.allocate(MIB, cpu=True)
+        operation = bench.fake.enqueue(stream)
+        bench.free(array, stream)
+        assert array not in [bench.allocate(MIB, cpu=True) for _ in range(8)]
+        bench.fake.finish(operation)
+
+
+def test_a_cpu_block_on_a_stream_lies_apart_from_gpu_blocks(bench: Bench) -> None:
+    """Invariant 12, and the order of such a block: nobody frees it on the stream."""
+    stream = bench.owned()
+    gpu = [bench.allocate(2048, stream) for _ in range(4)]
+    for ptr in gpu:
+        bench.free(ptr, stream)
+    cpu = bench.allocate(256, stream, cpu=True)
+    pages = {ptr >> 16 for ptr in gpu}
+    assert cpu >> 16 not in pages
+    operation = bench.fake.enqueue(stream)
+    bench.free(cpu)
+    assert cpu not in [bench.allocate(256, cpu=True) for _ in range(8)]
+    bench.fake.finish(operation)
+
+
+@pytest.mark.parametrize("state_stream", [True, False])
+def test_host_waits_when_there_is_no_other_memory(fake: FakeCuda, state_stream: bool) -> None:
+    bench = Bench(fake, limit_bytes=16 * MIB)
+    used, operation = bench.used_and_freed(16 * MIB, bench.owned(), state_stream=state_stream)
+    assert bench.allocate(16 * MIB) == used
+    assert fake.done(operation)
+    assert bench.close()
+
+
+def test_host_waits_for_several_streams_when_there_is_no_other_memory(fake: FakeCuda) -> None:
+    bench = Bench(fake, limit_bytes=16 * MIB)
+    streams = [bench.owned() for _ in range(3)]
+    array = bench.allocate(16 * MIB, cpu=True)
+    for stream in streams:
+        bench.expose(array, stream)
+    operations = [fake.enqueue(stream) for stream in streams]
+    bench.free(array)
+    assert bench.allocate(16 * MIB, cpu=True) == array
+    assert all(fake.done(operation) for operation in operations)
+    assert bench.close()
+
+
+def test_host_waits_for_the_rest_when_some_streams_have_finished(fake: FakeCuda) -> None:
+    bench = Bench(fake, limit_bytes=16 * MIB)
+    streams = [bench.owned() for _ in range(2)]
+    array = bench.allocate(16 * MIB, cpu=True)
+    for stream in streams:
+        bench.expose(array, stream)
+    first, second = [fake.enqueue(stream) for stream in streams]
+    bench.free(array)
+    fake.finish(first)
+    assert bench.allocate(16 * MIB, cpu=True) == array
+    assert fake.done(second)
+    assert bench.close()
+
+
+@pytest.mark.parametrize("unheld", [False, True])
+def test_synchronize_waits_for_all_work_on_the_block(bench: Bench, unheld: bool) -> None:
+    own, other = bench.owned(), bench.owned()
+    ptr = bench.allocate(MIB, own)
+    bench.order(ptr, other)
+    operations = [bench.fake.enqueue(own), bench.fake.enqueue(other), bench.fake.enqueue(other, host=True)]
+    if unheld:  # work of a stream that nobody recorded
+        operations.append(bench.fake.enqueue(bench.owned()))
+    bench.core.synchronize(ptr)
+    assert all(bench.fake.done(operation) for operation in operations)
+
+
+def test_closing_waits_for_blocks_that_streams_still_use(bench: Bench) -> None:
+    stream = bench.owned()
+    _, first = bench.used_and_freed(MIB, stream)
+    array = bench.allocate(MIB, cpu=True)
+    bench.expose(array, stream)
+    second = bench.fake.enqueue(stream)
+    bench.free(array)
+    assert bench.heap.retire()
+    assert bench.fake.done(first) and bench.fake.done(second)
+    assert bench.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_closing_waits_for_blocks_in_lanes(bench: Bench, owned: bool) -> None:
+    _, operation = bench.used_and_freed(16 * MIB, bench.owned() if owned else bench.borrowed())
+    assert bench.heap.retire()
+    assert bench.fake.done(operation)
+    assert bench.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_trim_gives_nothing_back_that_a_stream_still_uses(bench: Bench, owned: bool) -> None:
+    stream = bench.owned() if owned else bench.borrowed()
+    _, operation = bench.used_and_freed(16 * MIB, stream)
+    assert bench.heap.trim() == 0
+    bench.fake.finish(operation)
+    assert bench.heap.trim() == bench.reserved_bytes + 64 * MIB
+    assert bench.reserved_bytes == 0
+
+
+def test_a_block_freed_while_its_lane_is_closed_is_waited_for(bench: Bench) -> None:
+    """Another thread frees between the lane's event and the move of its blocks; the event does not cover that block."""
+    stream = bench.owned()
+    first, early = bench.used_and_freed(MIB, stream)
+    second = bench.allocate(MIB, stream)
+    assert second == first
+    third = bench.allocate(MIB, stream)
+    bench.free(third, stream)
+    late: list[int] = []
+
+    def use_and_free() -> None:
+        late.append(bench.fake.enqueue(stream))
+        bench.free(second, stream)
+
+    bench.fake.on_call("cuEventRecord", use_and_free)
+    bench.heap.trim()
+    assert late, "trim closes the lane"
+    bench.fake.finish(early)
+    assert second not in [bench.allocate(MIB) for _ in range(16)]

@@ -1,0 +1,132 @@
+"""Invariant 4: what reuse costs in driver calls; and invariant 7: nobody waits for the device with the GIL held."""
+
+import threading
+
+import pytest
+from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda
+from helpers.fake_cuda_pool import MIB, Bench
+
+pytestmark = pytest.mark.fake_driver
+
+AFFORDABLE = {"cuStreamIsCapturing", "cuStreamGetId"}
+
+
+@pytest.mark.parametrize("state_stream", [True, False])
+@pytest.mark.parametrize("kind", ["owned", "per-thread"])
+def test_same_stream_reuse_asks_the_driver_two_things(bench: Bench, kind: str, state_stream: bool) -> None:
+    stream = bench.owned() if kind == "owned" else bench.fake.ambient(PER_THREAD)
+    used, _ = bench.used_and_freed(1024, stream, state_stream=state_stream)
+    bench.fake.clear()
+    for _ in range(10):
+        assert bench.allocate(1024, stream) == used
+        bench.free(used, stream if state_stream else None)
+    assert set(bench.fake.trace()) <= AFFORDABLE
+    assert bench.fake.calls() == 10 * (4 if state_stream else 2)
+
+
+def test_reuse_on_the_legacy_stream_asks_nothing_of_it(bench: Bench) -> None:
+    stream = bench.fake.ambient(LEGACY)
+    used, _ = bench.used_and_freed(1024, stream)
+    bench.fake.clear()
+    assert bench.allocate(1024, stream) == used
+    bench.free(used, stream)
+    assert bench.fake.trace() == []
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("size", [64, 1024, 8 * MIB])
+def test_host_reuse_makes_no_driver_call(bench: Bench, size: int, cpu: bool) -> None:
+    ptr = bench.allocate(size, cpu=cpu)
+    bench.free(ptr)
+    bench.fake.clear()
+    for _ in range(10):
+        assert bench.allocate(size, cpu=cpu) == ptr
+        bench.free(ptr)
+    assert bench.fake.trace() == []
+
+
+def test_the_hot_path_stays_so_while_other_memory_is_in_quarantine(bench: Bench) -> None:
+    stream = bench.owned()
+    array = bench.allocate(MIB, cpu=True)
+    bench.expose(array, stream)
+    bench.fake.enqueue(stream)
+    bench.free(array)
+    ptr = bench.allocate(64, cpu=True)
+    used, _ = bench.used_and_freed(1024, stream)
+    bench.free(ptr)
+    bench.fake.clear()
+    assert bench.allocate(64, cpu=True) == ptr
+    assert bench.fake.trace() == []
+    assert bench.allocate(1024, stream) == used
+    assert set(bench.fake.trace()) <= AFFORDABLE
+
+
+def test_the_legacy_stream_is_never_asked_for_its_id(bench: Bench) -> None:
+    """While a blocking stream is captured that would destroy the capture, in every mode."""
+    blocking = bench.owned(blocking=True)
+    bench.fake.begin_capture(blocking)
+    for handle in (0, 1):
+        ptr = bench.heap.allocate(1024, stream=handle)
+        bench.core.expose(ptr, handle)
+        bench.heap.deallocate(ptr, stream=handle)
+    bench.heap.trim()
+    assert bench.fake.end_capture(blocking)
+
+
+def test_stealing_records_one_event_for_a_whole_bin(fake: FakeCuda) -> None:
+    bench = Bench(fake, limit_bytes=2 * MIB)
+    first, second = bench.owned(), bench.owned()
+    blocks = [bench.allocate(256 << 10, first) for _ in range(8)]
+    fake.enqueue(first)
+    for block in blocks:
+        bench.free(block)
+    assert fake.calls("cuEventRecord") == 0, "recorded lazily"
+    for _ in blocks:
+        bench.allocate(256 << 10, second)
+    assert fake.calls("cuEventRecord") == 1
+    assert fake.calls("cuStreamWaitEvent") == 1
+    assert bench.close()
+
+
+def test_a_wait_releases_the_gil(bench: Bench) -> None:
+    """The fake reports a wait with the GIL held; here another Python thread runs during the wait as well."""
+    stream = bench.owned()
+    ptr = bench.allocate(MIB, stream)
+    bench.fake.enqueue(stream, host=True)
+    ran = threading.Event()
+    thread = threading.Thread(target=ran.set)
+    bench.fake.on_call("cuEventSynchronize", lambda: (thread.start(), thread.join(10))[1])
+    bench.core.synchronize(ptr)
+    assert ran.is_set()
+
+
+def test_allocation_waits_without_the_gil(fake: FakeCuda) -> None:
+    bench = Bench(fake, limit_bytes=16 * MIB)
+    stream = bench.owned()
+    ptr = bench.allocate(16 * MIB, stream)
+    operation = fake.enqueue(stream, host=True)
+    bench.free(ptr)
+    assert bench.allocate(16 * MIB) == ptr
+    assert fake.done(operation)
+    assert bench.close()
+
+
+def test_the_fake_sees_a_wait_with_the_gil_held(fake: FakeCuda) -> None:
+    """A check that cannot fail is no check: a driver call through ctypes.PyDLL keeps the GIL."""
+    import ctypes
+
+    from helpers.fake_cuda import build
+
+    stream = fake.stream()
+    event = ctypes.c_void_p()
+    lib = ctypes.PyDLL(str(build()))
+    assert lib.cuEventCreate(ctypes.byref(event), 0) == 0
+    assert lib.cuEventRecord(event, ctypes.c_void_p(stream.handle)) == 0
+    assert lib.cuEventSynchronize(event) == 0, "nothing to wait for"
+    fake.enqueue(stream, host=True)
+    assert lib.cuEventRecord(event, ctypes.c_void_p(stream.handle)) == 0
+    assert lib.cuEventSynchronize(event) != 0
+    assert fake.violations() == [
+        "cuEventSynchronize waits with the GIL held, and a Python function is queued: a deadlock"
+    ]
+    fake.clear()

@@ -1,0 +1,126 @@
+"""Invariant 8: in a forked child, and once shutdown has begun, no driver call is made and nothing is freed."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.fake_cuda import FakeCuda, Stream
+from helpers.fake_cuda_pool import MIB, Bench
+
+from rmm_managed_bridge.errors import BackendError, BridgeError
+
+pytestmark = pytest.mark.fake_driver
+
+
+def in_forked_child(action: Callable[[], None]) -> str:
+    """Run `action` in a forked child; return what went wrong there, or nothing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            said = ""
+        except BaseException as error:
+            said = repr(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return said
+
+
+# What a child may try with what it inherited.
+USES: dict[str, Callable[[Bench, Stream, int], object]] = {
+    "allocate on a stream": lambda b, s, p: b.heap.allocate(64, stream=s.handle),
+    "allocate for the host": lambda b, s, p: b.heap.allocate(64, cpu=True),
+    "free": lambda b, s, p: b.heap.deallocate(p),
+    "free on a stream": lambda b, s, p: b.heap.deallocate(p, stream=s.handle),
+    "expose": lambda b, s, p: b.core.expose(p, s.handle),
+    "order": lambda b, s, p: b.core.order(p, s.handle),
+    "synchronize": lambda b, s, p: b.core.synchronize(p),
+    "trim": lambda b, s, p: b.heap.trim(),
+    "adopt": lambda b, s, p: b.heap.adopt(s.handle, object()),
+    "drop streams": lambda b, s, p: b.heap.drop_unused_streams(),
+    "retire": lambda b, s, p: b.heap.retire(),
+    "look up": lambda b, s, p: (b.core.allocation_of(p), b.core.snapshot(), b.core.history()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("use", USES)
+def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
+    stream = bench.owned()
+    ptr = bench.allocate(MIB, stream)
+    bench.order(ptr, bench.owned())
+    bench.used_and_freed(MIB, stream)
+    bench.used_and_freed(MIB, bench.borrowed())
+    array = bench.allocate(MIB, cpu=True)
+    bench.expose(array, stream)
+    bench.free(array)
+    before = bench.heap.numbers, bench.heap.live_count
+    bench.fake.clear()
+
+    def action() -> None:
+        assert bench.core.phase() == "forked"
+        try:
+            USES[use](bench, stream, ptr)
+        except BackendError as error:
+            assert "forked" in str(error)
+        except BridgeError:
+            pass
+        assert bench.fake.trace() == []
+        assert (bench.heap.numbers, bench.heap.live_count) == before, "nothing is freed into the parent's pool"
+
+    assert in_forked_child(action) == ""
+    assert bench.core.phase() == "running"
+    bench.free(ptr, stream)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that has the fake driver."""
+    code = textwrap.dedent(program)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.behaviour("L1")
+def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
+    """L1, the fake's part: live blocks, quarantined ones, held streams and a finaliser that frees late."""
+    del fake
+    ended = run(f"""
+        import atexit, sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from helpers import fake_cuda
+
+        def check():  # registered first, so it runs last
+            assert core.phase() == "exiting"
+            bench.heap.deallocate(keep[1], stream=stream.handle)
+            bench.heap.trim()
+            bench.heap.drop_unused_streams()
+            assert fake.calls() == 0, fake.trace()
+
+        atexit.register(check)
+        from rmm_managed_bridge._native import core
+        fake = fake_cuda.load()
+        from helpers.fake_cuda_pool import Bench, MIB
+        fake.set_current(0)
+        bench = Bench(fake)
+        stream = bench.owned()
+        keep = [bench.allocate(MIB, stream) for _ in range(3)]
+        bench.order(keep[0], bench.owned())
+        fake.enqueue(stream)
+        bench.free(keep[0])
+        class Late:
+            def __del__(self):
+                bench.heap.deallocate(keep[2])
+        late = Late()
+        cycle = [late]
+        cycle.append(cycle)
+        atexit.register(fake.clear)  # runs before the interpreter marks the process
+    """)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

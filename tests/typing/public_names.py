@@ -1,0 +1,69 @@
+"""What a type checker must say about the public names. Checked by mypy, never run."""
+
+from typing import Any, assert_type
+
+import numpy as np
+from rmm.pylibrmm.memory_resource import DeviceMemoryResource
+
+import rmm_managed_bridge as bridge
+from rmm_managed_bridge.records import Generation, History, Holder, Peak, SnapshotDifference, Usage
+from rmm_managed_bridge.resource import ManagedBridgeResource
+
+
+def life() -> None:
+    """`install` gives a Bridge, which is its own context manager, as `installed` does."""
+    installed = bridge.install("host", frameworks=["numpy"], initial_pool_size="2GiB", devices=0)
+    assert_type(installed, bridge.Bridge)
+    with bridge.install("host") as first, bridge.installed(backend="host", track="off") as second:
+        assert_type(first, bridge.Bridge)
+        assert_type(second, bridge.Bridge)
+    assert_type(installed.devices, tuple[int, ...])
+    assert_type(installed.resources, dict[int, ManagedBridgeResource])
+    assert_type(bridge.status(), bridge.Status)
+    assert_type(bridge.detect_backend(), tuple[str, str])
+
+
+def resource(upstream: DeviceMemoryResource) -> None:
+    """The resource is one of RMM's."""
+    made = ManagedBridgeResource(upstream, device=0, track="counters", maximum_pool_size="1GiB")
+    as_rmm: DeviceMemoryResource = made
+    assert_type(made.allocate(64), int)
+    assert_type(made.heap.numbers, tuple[int, int, int, int, int])
+    assert_type(made.kind, str)
+    ManagedBridgeResource("upstream")  # type: ignore[arg-type]
+    ManagedBridgeResource(as_rmm, tracks="off")  # type: ignore[call-arg]
+
+
+def records(x: object) -> None:
+    """Records have precise fields, and group by the known keys only."""
+    found = bridge.allocation_of(x)
+    assert_type(found, bridge.Allocation | None)
+    if found is not None:
+        assert_type(found.site, bridge.CallSite)
+        assert_type(found.requested_bytes, int)
+        found.ptr = 0  # type: ignore[misc]
+    snapshot = bridge.snapshot()
+    assert_type(snapshot.peak, Peak)
+    assert_type(snapshot.peak.top(5), tuple[Holder, ...])
+    assert_type(snapshot.by("tag"), dict[str, int])
+    assert_type(snapshot.compare(snapshot), SnapshotDifference)
+    snapshot.by("colour")  # type: ignore[arg-type]
+    assert_type(bridge.stats().by("framework"), dict[str, Usage])
+    assert_type(bridge.stats().generations, tuple[Generation, ...])
+    assert_type(bridge.history(), History)
+    assert_type(bridge.trim(), int)
+
+
+def scopes() -> None:
+    """Context managers give themselves."""
+    with bridge.tag("load") as tag, bridge.peak_scope() as scope, bridge.numpy_allocator(kind="host"):
+        assert_type(tag, bridge.tag)
+        assert_type(scope.peak_bytes, int)
+
+
+def views(x: object) -> None:
+    """CuPy and Warp have no complete types; NumPy has."""
+    array = bridge.as_numpy(x)
+    assert_type(array, np.ndarray[Any, Any])
+    assert_type(bridge.owns(array), bool)
+    bridge.record_stream(array, 0)

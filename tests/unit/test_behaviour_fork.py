@@ -1,0 +1,236 @@
+"""Forked and spawned children: L8, L9. All in programs of their own: pytest itself is not to be forked."""
+
+import pytest
+from helpers.programs import must_succeed, run_python
+
+# `os.fork` warns where there are threads, which is what L9 is about; everything else stays an error.
+FORK_OPTIONS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+
+
+@pytest.mark.behaviour("L8")
+def test_a_forked_child_works_on_plain_memory_and_frees_nothing_of_its_parent() -> None:
+    out = must_succeed(
+        run_python(
+            """
+            import os, pickle, sys
+            import numpy as np
+            import rmm_managed_bridge as bridge
+
+            bridge.install("host", frameworks=["numpy"])
+            kept = [np.full(1 << 20, number, "u1") for number in range(8)]
+            before = bridge.stats()
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                array = np.ones(10) + 1
+                assert not bridge.owns(array)
+                assert pickle.loads(pickle.dumps(array)).tolist() == [2.0] * 10
+                # Host memory of the parent can be read and dropped; growing it makes a copy outside the pool.
+                assert [int(each[-1]) for each in kept] == list(range(8))
+                first = kept.pop(0)
+                first.resize(2 << 20, refcheck=False)
+                assert not bridge.owns(first) and not first.any()
+                del first
+                kept.clear()
+                bridge.uninstall()
+                sys.stdout.flush()
+                sys.exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            after = bridge.stats()
+            assert (after.current_bytes, after.current_count) == (before.current_bytes, before.current_count)
+            assert after.total_count == before.total_count
+            assert [int(each.sum(dtype=int)) >> 20 for each in kept] == list(range(8))
+            """,
+            options=FORK_OPTIONS,
+        )
+    )
+    assert out == "0\n"
+
+
+@pytest.mark.behaviour("L8")
+@pytest.mark.parametrize(
+    "request_code", ["resource.allocate(1 << 20)", "heap.allocate(1 << 20)", "bridge.install('host')"]
+)
+def test_a_forked_child_that_asks_for_pool_memory_is_told_why_not(request_code: str) -> None:
+    out = must_succeed(
+        run_python(
+            """
+            import os, sys
+            import rmm_managed_bridge as bridge
+            from rmm_managed_bridge._native import core
+            from helpers.programs import HostMemory
+
+            memory = HostMemory()
+            resource = bridge.ManagedBridgeResource(memory.resource)
+            block = resource.allocate(1 << 20)
+            heap = core.host_heap()
+            held = dict(memory.live)
+            child = os.fork()
+            if child == 0:
+                try:
+                    eval(sys.argv[1])
+                except bridge.BridgeError as error:
+                    print(error)
+                resource.deallocate(block, 1 << 20)
+                assert memory.live == held
+                sys.stdout.flush()
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            assert resource.get_allocated_bytes() == 1 << 20
+            resource.deallocate(block, 1 << 20)
+            """,
+            request_code,
+            options=FORK_OPTIONS,
+        )
+    )
+    text, code = out.rstrip("\n").rsplit("\n", 1)
+    assert "forked" in text
+    assert "spawn" in text
+    assert "out of memory" not in text
+    assert code == "0"
+
+
+@pytest.mark.behaviour("L8")
+def test_a_spawned_child_starts_clean() -> None:
+    out = must_succeed(
+        run_python(
+            """
+            import multiprocessing
+            import numpy as np
+            import rmm_managed_bridge as bridge
+
+
+            def work(array):
+                assert not bridge.status().installed
+                assert bridge.stats().total_count == 0
+                with bridge.installed("host"):
+                    assert bridge.owns(array + 1)
+                return float(array.sum())
+
+
+            if __name__ == "__main__":
+                bridge.install("host")
+                kept = np.ones(1 << 17)
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    print(pool.apply(work, (kept,)))
+                assert bridge.stats().current_count == 1
+            """,
+            options=FORK_OPTIONS,
+        )
+    )
+    assert out == f"{float(1 << 17)}\n"
+
+
+@pytest.mark.behaviour("L9")
+def test_a_hundred_forks_while_another_thread_is_inside_the_pool() -> None:
+    out = must_succeed(
+        run_python(
+            """
+            import os, signal, threading
+            import numpy as np
+            import rmm_managed_bridge as bridge
+
+            bridge.install("host")
+            stop = threading.Event()
+            rounds = 0
+
+
+            def allocate():
+                global rounds
+                with bridge.numpy_allocator("host"):
+                    while not stop.is_set():
+                        array = np.empty(64 << 10, "u1")
+                        rounds += 1
+                        del array
+
+
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            while rounds == 0:
+                pass
+            codes = set()
+            for _ in range(100):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(5)  # a child that waits for a lock it inherited is killed, which is no exit code 0
+                    array = np.ones(1 << 20, "u1")
+                    del array
+                    os._exit(0)
+                codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            stop.set()
+            thread.join()
+            print(codes, rounds > 100, bridge.stats().current_count)
+            """,
+            options=FORK_OPTIONS,
+        )
+    )
+    assert out == "{0} True 0\n"
+
+
+@pytest.mark.behaviour("L9")
+@pytest.mark.parametrize(
+    "question",
+    [
+        "None",
+        "bridge.stats()",
+        "bridge.snapshot()",
+        "bridge.history()",
+        "bridge.allocation_of(kept)",
+        "bridge.owns(kept)",
+        "bridge.trim()",
+        "bridge.reset_peak()",
+        "bridge.uninstall()",
+    ],
+)
+def test_a_child_of_native_code_that_is_inside_the_pool_does_not_wait_for_its_locks(question: str) -> None:
+    """The thread above holds the GIL inside the pool, so a fork never meets it there; these do not hold it."""
+    out = must_succeed(
+        run_python(
+            """
+            import ctypes, os, signal, sys, threading
+            import numpy as np
+            import rmm_managed_bridge as bridge
+            from rmm_managed_bridge._native import numpy_handler
+
+            bridge.install("host")
+            kept = np.ones(1000)
+            bridge.record_events(10)
+            get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+            get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            handler = get_pointer(numpy_handler.current(), b"mem_handler")
+            context, malloc, _, _, free = (ctypes.c_void_p.from_address(handler + 128 + 8 * i).value for i in range(5))
+            malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(malloc)
+            free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(free)
+            stop = threading.Event()
+
+
+            def allocate():
+                while not stop.is_set():
+                    free(context, malloc(context, 64 << 10), 64 << 10)
+
+
+            threads = [threading.Thread(target=allocate) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            codes = set()
+            for _ in range(100 if sys.argv[1] == 'None' else 40):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(5)
+                    array = np.ones(1 << 20, "u1")
+                    eval(sys.argv[1])
+                    del array
+                    os._exit(0)
+                codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                if codes != {0}:
+                    break
+            stop.set()
+            for thread in threads:
+                thread.join()
+            print(codes, bridge.stats().current_count)
+            """,
+            question,
+            options=FORK_OPTIONS,
+        )
+    )
+    assert out == "{0} 1\n"

@@ -1,0 +1,259 @@
+"""NumPy through the handler: scope, growth, zeros, copies: N2, N4, N5, N7, N9."""
+
+import asyncio
+import contextvars
+import copy
+import io
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.programs import must_succeed, run_python
+
+import rmm_managed_bridge as bridge
+from rmm_managed_bridge._native import numpy_handler
+
+MIB = 1 << 20
+
+
+def _make() -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    return np.ones(8 * MIB, "u1")
+
+
+async def _in_tasks() -> dict[str, "np.ndarray[tuple[int], np.dtype[np.uint8]]"]:
+    async def task() -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        return _make()
+
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as pool:
+        return {
+            "task": await asyncio.create_task(task()),
+            "to_thread": await asyncio.to_thread(_make),
+            "run_in_executor": await loop.run_in_executor(pool, _make),
+        }
+
+
+@pytest.mark.behaviour("N2")
+def test_context_scope_follows_numpys_own_rules_and_says_so() -> None:
+    with bridge.installed("host", frameworks=["numpy"], numpy_scope="context"):
+        assert bridge.stats().numpy_scope == "context"
+        arrays = asyncio.run(_in_tasks())
+        thread = threading.Thread(target=lambda: arrays.__setitem__("Thread", _make()))
+        thread.start()
+        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            arrays["ThreadPoolExecutor"] = pool.submit(_make).result()
+        arrays["Context"] = contextvars.Context().run(_make)
+        owned = {name for name, array in arrays.items() if bridge.owns(array)}
+    # A free-threaded or 3.14 interpreter may let threads inherit the context; then plain threads are owned as well.
+    inherited = {"Thread", "ThreadPoolExecutor", "run_in_executor"} if _threads_inherit_context() else set()
+    assert owned == {"task", "to_thread"} | inherited
+    assert bridge.stats().numpy_scope is None
+    assert all(array.all() for array in arrays.values())
+
+
+def _threads_inherit_context() -> bool:
+    variable: contextvars.ContextVar[bool] = contextvars.ContextVar("inherited", default=False)
+    found: list[bool] = []
+
+    def run() -> None:
+        variable.set(True)
+        thread = threading.Thread(target=lambda: found.append(variable.get()))
+        thread.start()
+        thread.join()
+
+    contextvars.copy_context().run(run)
+    return found[0]
+
+
+@pytest.mark.behaviour("N2")
+def test_a_thread_inside_its_own_scope_keeps_the_pool_when_another_leaves(host_heap: Any) -> None:
+    entered, left = threading.Barrier(2), threading.Barrier(2)
+    owned: dict[str, bool] = {}
+
+    def first() -> None:
+        with bridge.numpy_allocator("host"):
+            entered.wait(10)
+        left.wait(10)
+
+    def second() -> None:
+        with bridge.numpy_allocator("host"):
+            entered.wait(10)
+            left.wait(10)
+            owned["inside"] = bridge.owns(np.ones(10))
+        owned["after"] = bridge.owns(np.ones(10))
+
+    threads = [threading.Thread(target=body) for body in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert owned == {"inside": True, "after": False}
+
+
+@pytest.mark.behaviour("N4")
+def test_fromiter_grows_one_record_in_place() -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.fromiter((float(number) for number in range(5_000)), np.float64)
+        record = bridge.allocation_of(array)
+        assert record is not None
+        assert (record.requested_bytes, record.site.file) == (40_000, __file__)
+        assert record.resized_count > 0
+        assert array.tolist() == list(range(5_000))
+        assert [each.ptr for each in bridge.snapshot()] == [array.ctypes.data]
+        del array
+
+
+@pytest.mark.behaviour("N4")
+@pytest.mark.parametrize("dtype", ["f8", "u1", "O"])
+def test_resize_keeps_contents_alignment_and_one_record(dtype: str) -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.arange(10).astype(dtype)
+        origin = bridge.allocation_of(array)
+        assert origin is not None
+        for count, size in enumerate((1_000, 5, 0, 1_000_000), start=1):
+            before = array.tolist()
+            array.resize(size, refcheck=False)
+            kept = min(len(before), size)
+            assert array[:kept].tolist() == before[:kept]
+            assert not any(array[kept:].tolist())
+            assert array.ctypes.data % 64 == 0
+            record = bridge.allocation_of(array.ctypes.data)
+            assert record is not None
+            assert record.requested_bytes == max(size * array.itemsize, 1)
+            assert (record.site, record.serial, record.resized_count) == (origin.site, origin.serial, count)
+            assert [each.serial for each in bridge.snapshot()] == [origin.serial]
+            assert bridge.stats().current_bytes == record.requested_bytes
+        del array
+
+
+@pytest.mark.behaviour("N5")
+def test_a_resize_that_fails_leaves_the_array_as_it_was() -> None:
+    with bridge.installed("host", frameworks=["numpy"], maximum_pool_size="64MiB"):
+        array = np.arange(MIB // 8)
+        before = bridge.stats()
+        record = bridge.allocation_of(array)
+        with pytest.raises(MemoryError):
+            array.resize(128 * MIB // 8, refcheck=False)
+        assert array.tolist() == list(range(MIB // 8))
+        assert bridge.allocation_of(array) == record
+        after = bridge.stats()
+        assert (after.current_bytes, after.current_count) == (before.current_bytes, before.current_count)
+        assert after.failures == before.failures + 1
+        del array
+        assert bridge.stats().current_bytes == before.current_bytes - MIB
+
+
+@pytest.mark.behaviour("N5")
+def test_a_resize_after_a_pool_switch_stays_in_its_own_pool() -> None:
+    bridge.install("host", frameworks=["numpy"])
+    array = np.arange(MIB // 8)
+    bridge.uninstall()
+    bridge.install("host", frameworks=["numpy"])
+    old, new = bridge.stats().generations
+    array.resize(4 * MIB // 8, refcheck=False)
+    assert array[: MIB // 8].tolist() == list(range(MIB // 8))
+    assert not array[MIB // 8 :].any()
+    now = {each.number: each for each in bridge.stats().generations}
+    assert (now[old.number].current_bytes, now[old.number].current) == (4 * MIB, False)
+    assert now[new.number] == new
+    bridge.uninstall()
+    del array
+
+
+@pytest.mark.behaviour("N7")
+def test_recycled_memory_is_zero_when_zeros_are_promised() -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        seen = set()
+        for _ in range(1_000):
+            dirty = np.full(MIB, 0xFF, "u1")
+            seen.add(dirty.ctypes.data)
+            del dirty
+            clean = np.zeros(MIB, "u1")
+            assert not clean.any()
+            if clean.ctypes.data in seen:
+                break
+        else:
+            pytest.fail("no address ever came back, so nothing was shown")
+        del clean
+
+
+@pytest.mark.behaviour("N7")
+def test_a_product_above_64_bits_gives_no_block_at_all(host_heap: Any) -> None:
+    handler = numpy_handler.NumpyHandler()
+    handler.use(host_heap)
+    before = bridge.stats()
+    assert handler.calloc(1 << 33, 1 << 33) == 0
+    assert handler.calloc((1 << 63) + 1, 2) == 0
+    assert bridge.stats().current_count == before.current_count
+    handler.use(None)
+    with bridge.installed("host", frameworks=["numpy"]), pytest.raises((MemoryError, ValueError)):
+        np.zeros((1 << 33, 1 << 33), "u1")
+
+
+@pytest.mark.behaviour("N9")
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_pickles_hold_values_and_never_addresses(protocol: int) -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.arange(4 * MIB // 8)
+        stream = pickle.dumps(array, protocol)
+        assert array.ctypes.data.to_bytes(8, "little") not in stream
+        assert b"rmm_managed_bridge" not in stream
+        found = pickle.loads(stream)
+        assert (found == array).all()
+        assert bridge.owns(found) == (found.base is None)
+        del found, array
+
+
+@pytest.mark.behaviour("N9")
+def test_out_of_band_buffers_of_pool_arrays_stay_in_the_pool() -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.arange(4 * MIB // 8)
+        buffers: list[pickle.PickleBuffer] = []
+        stream = pickle.dumps(array, 5, buffer_callback=buffers.append)
+        found = pickle.loads(stream, buffers=buffers)
+        assert found.ctypes.data == array.ctypes.data
+        assert bridge.owns(found)
+        del array, buffers
+        assert int(found[-1]) == 4 * MIB // 8 - 1
+        del found
+        assert bridge.stats().current_count == 0
+
+
+@pytest.mark.behaviour("N9")
+def test_copies_and_files_come_from_the_pool_where_numpy_allocates_them() -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.arange(4 * MIB // 8)
+        file = io.BytesIO()
+        np.save(file, array)
+        file.seek(0)
+        found = {"copy": copy.copy(array), "deepcopy": copy.deepcopy(array), "load": np.load(file), "slice": array[5:]}
+        for name, each in found.items():
+            root = each
+            while isinstance(root.base, np.ndarray):
+                root = root.base
+            assert bridge.owns(each) == (root.base is None), name
+            assert (each[-5:] == array[-5:]).all()
+        assert not bridge.owns(np.frombuffer(bytes(64), "u1"))
+        del array, found, each, root
+
+
+@pytest.mark.behaviour("N2")
+def test_the_name_of_the_handler_is_right_without_other_packages() -> None:
+    must_succeed(
+        run_python(
+            """
+            import numpy as np
+            import rmm_managed_bridge as bridge
+
+            with bridge.installed("host", frameworks=["numpy"]):
+                array = np.empty(1)
+            assert np._core.multiarray.get_handler_name(array) == "rmm_managed_bridge"
+            assert np._core.multiarray.get_handler_version(array) == 1
+            assert np._core.multiarray.get_handler_name(np.empty(1)) == "default_allocator"
+            """
+        )
+    )

@@ -1,0 +1,110 @@
+"""How a ManagedBridgeResource and its pool end: in any order, in cycles, once."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import rmm
+from helpers.programs import HostMemory
+
+import rmm_managed_bridge as bridge
+from rmm_managed_bridge._native import core
+
+MIB = 1 << 20
+pytestmark = pytest.mark.requires("no_gpu")
+
+
+@pytest.fixture
+def memory() -> Iterator[HostMemory]:
+    """Return upstream memory. When all resources over it are gone, it has got everything back, once."""
+    made = HostMemory()
+    yield made
+    assert not made.wrong_frees
+
+
+def _pool(upstream: Any) -> Any:
+    return rmm.mr.PoolMemoryResource(upstream, initial_pool_size=64 * MIB, maximum_pool_size=256 * MIB)
+
+
+@pytest.mark.behaviour("L3")
+@pytest.mark.parametrize("first", ["resource", "block"])
+def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMemory, first: str) -> None:
+    resource = bridge.ManagedBridgeResource(memory.resource)
+    number = resource.heap.generation
+    ptr = resource.allocate(MIB)
+    if first == "resource":
+        del resource
+        gc.collect()
+        generation = next(each for each in bridge.stats().generations if each.number == number)
+        assert (generation.current, generation.current_bytes) == (False, MIB)
+        assert memory.live_bytes > 0
+        core.any_heap().deallocate(ptr, MIB)
+    else:
+        resource.deallocate(ptr, MIB)
+        assert memory.live_bytes > 0
+        del resource
+    gc.collect()
+    assert memory.live_bytes == 0
+    assert number not in {each.number for each in bridge.stats().generations}
+
+
+@pytest.mark.behaviour("L3")
+def test_a_stack_in_a_cycle_is_collected_whole(memory: HostMemory) -> None:
+    cycle: list[Any] = [bridge.ManagedBridgeResource(_pool(memory.resource))]
+    cycle[0].deallocate(cycle[0].allocate(MIB), MIB)
+    cycle.append(cycle)
+    assert memory.live_bytes > 0
+    del cycle
+    gc.collect()
+    assert memory.live_bytes == 0
+
+
+@pytest.mark.behaviour("L3")
+def test_a_resource_held_by_another_of_rmms_lives_on(memory: HostMemory) -> None:
+    over = rmm.mr.StatisticsResourceAdaptor(bridge.ManagedBridgeResource(memory.resource))
+    gc.collect()
+    ptr = over.allocate(MIB)
+    assert bridge.owns(ptr)
+    over.deallocate(ptr, MIB)
+    del over
+    gc.collect()
+    assert memory.live_bytes == 0
+
+
+def test_a_closed_heap_stays_closed_and_says_so() -> None:
+    heap = core.host_heap()
+    heap.deallocate(heap.allocate(MIB))
+    assert heap.retire()
+    assert heap.closed
+    assert heap.retire()
+    assert heap.close()
+    assert bridge.trim() == 0
+    with pytest.raises(bridge.BackendError, match=r"install\(\) again"):
+        heap.allocate(MIB)
+
+
+def test_instances_do_not_use_up_references_to_their_class(memory: HostMemory) -> None:
+    """A class over one of RMM's that is not made as RMM's are loses a reference to itself with each instance."""
+    bridge.ManagedBridgeResource(memory.resource)
+    gc.collect()
+    before = sys.getrefcount(bridge.ManagedBridgeResource)
+    for _ in range(50):
+        bridge.ManagedBridgeResource(memory.resource)
+    gc.collect()
+    assert abs(sys.getrefcount(bridge.ManagedBridgeResource) - before) < 10
+
+
+def test_trim_gives_back_what_is_free_and_keeps_what_is_not(memory: HostMemory) -> None:
+    resource = bridge.ManagedBridgeResource(memory.resource)
+    small, large = resource.allocate(4096), resource.allocate(100 * MIB)
+    held = memory.live_bytes
+    resource.deallocate(large, 100 * MIB)
+    given_back = bridge.trim()
+    assert given_back >= 100 * MIB
+    assert memory.live_bytes == held - given_back
+    assert bridge.owns(small)
+    resource.deallocate(small, 4096)
+    bridge.trim()
+    assert memory.live_bytes == 0
