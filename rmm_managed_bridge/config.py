@@ -31,6 +31,8 @@ class BridgeConfig:
     numpy_scope: str = "context"
     numpy_min_bytes: int = 0
     track: str = "sites"
+    given: frozenset[str] = frozenset()
+    """Which of these were stated, as an argument or in the environment."""
 
 
 def read_config(
@@ -54,11 +56,15 @@ def read_config(
     FrameworkError
         If a framework's name is not known.
     """
+    stated: set[str] = set()
 
     def given(name: str, value: object) -> tuple[object, str]:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if value is None and environment.get(variable, "") != "":
+            stated.add(name)
             return environment[variable], variable
+        if value is not None:
+            stated.add(name)
         return value, name
 
     def choice(name: str, value: object, choices: Sequence[str], default: str) -> str:
@@ -82,6 +88,7 @@ def read_config(
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "context"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
+        given=frozenset(stated),
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import warnings
 
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.errors import BridgeWarning
 from rmm_managed_bridge.units import format_bytes
 
@@ -24,7 +24,7 @@ def _before_fork() -> None:
     if _warned or core.phase() != "running":
         return
     count = size_bytes = 0
-    for holder, _, _, _ in core.holders():
+    for holder, _, _, _ in ledger.holders():
         if holder.framework == "numpy" and holder.kind == "managed":
             count += holder.current_count
             size_bytes += holder.current_bytes

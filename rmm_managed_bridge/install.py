@@ -1,10 +1,12 @@
 """The life of a bridge: install, uninstall, and what happens when RMM is re-initialised in between."""
 
+import contextlib
 import logging
+import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +33,15 @@ _lock = threading.RLock()
 _bridge: "Bridge | None" = None
 
 
+def _forget_lock() -> None:
+    """In a forked child: a thread that held the lock is not there to let it go."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
 class Bridge:
     """What is installed. Made by `install`; usable in ``with``, which uninstalls at the end.
 
@@ -51,7 +62,6 @@ class Bridge:
         self.reason = self._pools.reason
         self._adapters: dict[str, Adapter] = {}
         self._states: dict[str, str] = {}
-        self._depth = 0
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -69,15 +79,12 @@ class Bridge:
                 _uninstall(self)
 
     def __enter__(self) -> Self:
-        self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.uninstall()
+        self.uninstall()
 
     def __repr__(self) -> str:
         where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
@@ -211,12 +218,12 @@ def install(
         numpy_min_bytes=numpy_min_bytes,
         track=track,
     )
+    if core.phase() != "running":
+        raise BackendError(
+            "this process was forked from one that had the bridge loaded, and CUDA does not work across fork; "
+            "start workers with the 'spawn' or 'forkserver' method"
+        )
     with _lock:
-        if core.phase() != "running":
-            raise BackendError(
-                "this process was forked from one that had the bridge loaded, and CUDA does not work across fork; "
-                "start workers with the 'spawn' or 'forkserver' method"
-            )
         if _bridge is not None:
             _require_same(_bridge, config)
             _bridge._hook_all(config.frameworks or (), required=True)
@@ -239,13 +246,21 @@ def install(
         return bridge
 
 
-def installed(backend: str | None = None, **arguments: Any) -> Bridge:
-    """Install for a ``with`` block: ``with bridge.installed("host"):``. Nested blocks share one bridge.
+@contextlib.contextmanager
+def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
+    """Install for a ``with`` block: ``with bridge.installed("host"):``.
 
-    Takes the arguments of `install`. The bridge is uninstalled when the outermost block ends, also one that was
-    installed before it.
+    Takes the arguments of `install`. Where a bridge is installed already, by an outer block or by `install`, the block
+    shares it, may add frameworks to it, and leaves it installed.
     """
-    return install(backend, **arguments)
+    with _lock:
+        outer = _bridge
+        bridge = install(backend, **arguments)
+    try:
+        yield bridge
+    finally:
+        if outer is None:
+            bridge.uninstall()
 
 
 def uninstall() -> None:
@@ -292,17 +307,12 @@ def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
 
 def _require_same(bridge: Bridge, config: BridgeConfig) -> None:
     """A second `install` may add frameworks, and repeat what is so already."""
-    asked = {
-        "backend": config.backend if config.backend != "auto" else bridge.backend,
-        "initial_pool_size": config.initial_pool_size or bridge.config.initial_pool_size,
-        "maximum_pool_size": config.maximum_pool_size or bridge.config.maximum_pool_size,
-        "devices": config.devices or bridge.config.devices,
-        "numpy_scope": config.numpy_scope,
-        "numpy_min_bytes": config.numpy_min_bytes or bridge.config.numpy_min_bytes,
-        "track": config.track if config.track != "sites" else bridge.config.track,
-    }
-    has = {name: getattr(bridge.config, name) for name in asked} | {"backend": bridge.backend}
-    different = [f"{name}={asked[name]!r} (is {has[name]!r})" for name in asked if asked[name] != has[name]]
+    different = []
+    for name in sorted(config.given - {"frameworks"}):
+        asked = getattr(config, name)
+        has = bridge.backend if name == "backend" else getattr(bridge.config, name)
+        if asked != has and (name, asked) != ("backend", "auto"):
+            different.append(f"{name}={asked!r} (is {has!r})")
     if different:
         raise InstallError(
             f"the bridge is installed with other settings: {', '.join(different)}; call uninstall() first"

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmm_managed_bridge import state
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.address import address_of
 from rmm_managed_bridge.errors import ConfigError
 from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
@@ -62,7 +62,7 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
         self._result = 0
 
     def __enter__(self) -> Self:
-        self._scope = core.open_peak_scope()
+        self._scope = ledger.open_peak_scope()
         return self
 
     def __exit__(
@@ -70,12 +70,12 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
     ) -> None:
         scope, self._scope = self._scope, None
         assert scope is not None
-        self._result = core.read_peak_scope(scope)
-        core.close_peak_scope(scope)
+        self._result = ledger.read_peak_scope(scope)
+        ledger.close_peak_scope(scope)
 
     @property
     def peak_bytes(self) -> int:
-        return self._result if self._scope is None else core.read_peak_scope(self._scope)
+        return self._result if self._scope is None else ledger.read_peak_scope(self._scope)
 
 
 def allocation_of(x: Any) -> Allocation | None:
@@ -92,13 +92,13 @@ def allocation_of(x: Any) -> Allocation | None:
     ViewError
         If `x` has no address.
     """
-    return core.allocation_of(address_of(x).ptr)
+    return ledger.allocation_of(address_of(x).ptr)
 
 
 def stats() -> Stats:
     """Return the counters of all pools of this process."""
-    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _ = core.counters()
-    holders = tuple((holder, usage) for holder, usage, _, _ in core.holders())
+    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _ = ledger.counters()
+    holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
     reserved = used = quarantined = 0
     for heap in core.heaps():
         numbers = heap.numbers
@@ -158,12 +158,12 @@ def status() -> Status:
 
 def snapshot() -> Snapshot:
     """Return a frozen copy of the live allocations, with who held what at the high-water mark."""
-    return core.snapshot()
+    return ledger.snapshot()
 
 
 def history() -> History:
     """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`."""
-    return core.history()
+    return ledger.history()
 
 
 def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
@@ -173,12 +173,12 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
     """
     if limit < 0:
         raise ConfigError(f"limit={limit}: a history keeps 0 events or more")
-    core.set_history(limit, every_event)
+    ledger.set_history(limit, every_event)
 
 
 def reset_peak() -> None:
     """Let every peak start again from what is live now."""
-    core.reset_peak()
+    ledger.reset_peak()
 
 
 def trim() -> int:

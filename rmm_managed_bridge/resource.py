@@ -29,7 +29,7 @@ _resources: "weakref.WeakSet[ManagedBridgeResource]" = weakref.WeakSet()
 
 def check_rmm_version() -> None:
     """Raise `BackendError` unless RMM is the release that the native part was built for."""
-    if not rmm.__version__.startswith(SUPPORTED_RMM):
+    if rmm.__version__.split(".")[:2] != SUPPORTED_RMM.split("."):
         raise BackendError(
             f"RMM {rmm.__version__} is installed; this build works with {SUPPORTED_RMM} only, whose C++ symbols it was "
             f"linked to: pip install 'rmm-cu13=={SUPPORTED_RMM}.*'"

@@ -51,8 +51,4 @@ def stream_of(x: Any, device: int | None) -> Any:
         return current_cupy_stream()
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
-    if root == "rmm":
-        from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
-
-        return stream_of_buffer(x) if type(x).__name__ == "DeviceBuffer" else None
     return None

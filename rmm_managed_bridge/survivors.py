@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.units import format_bytes
 
 
@@ -15,7 +15,7 @@ def describe_survivors(heaps: Iterable[core.Heap]) -> str | None:
     numbers = {heap.generation for heap in heaps}
     alive = [
         allocation
-        for allocation in core.snapshot().allocations
+        for allocation in ledger.snapshot().allocations
         if (heap := core.heap_containing(allocation.ptr)) is not None and heap.generation in numbers
     ]
     frameworks = sorted({allocation.framework for allocation in alive})

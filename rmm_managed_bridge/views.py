@@ -94,10 +94,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
             f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
             "install(backend='managed', ...), or copy it"
         )
-    stream = streams.stream_of(x, core.device_of(address.ptr))
-    if stream is not None:
-        _hold(address.ptr, stream)
-        core.expose(address.ptr, streams.stream_handle(stream))
+    _note_use(x, address.ptr)
     core.synchronize(address.ptr)
     return np.asarray(_ArrayInterface(x, address, dtype))
 
@@ -142,6 +139,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     with cupy.cuda.Device(device):
         stream = streams.current_cupy_stream()
         loan = _Loan(x, address.ptr, streams.current_cupy_stream)
+        _note_use(x, address.ptr)
         _hold(address.ptr, stream)
         core.order(address.ptr, streams.stream_handle(stream))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
@@ -199,6 +197,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
         )
     device = _require_device(x, address)
     stream = streams.current_warp_stream(device)
+    _note_use(x, address.ptr)
     _hold(address.ptr, stream)
     core.order(address.ptr, streams.stream_handle(stream))
     return warp.array(
@@ -263,6 +262,18 @@ def _hold(ptr: int, stream: Any) -> None:
     heap = core.heap_containing(ptr)
     if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
         heap.adopt(handle, stream)
+
+
+def _note_use(x: Any, ptr: int) -> None:
+    """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
+    stream = streams.stream_of(x, core.device_of(ptr))
+    if stream is None and type(x).__name__ == "DeviceBuffer" and type(x).__module__.startswith("rmm."):
+        from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
+
+        stream = stream_of_buffer(x)
+    if stream is not None:
+        _hold(ptr, stream)
+        core.expose(ptr, streams.stream_handle(stream))
 
 
 def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":

@@ -111,8 +111,8 @@ def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def _live_allocations() -> dict[int, Any]:
-    core = sys.modules.get("rmm_managed_bridge._native.core")
-    return {} if core is None else {allocation.serial: allocation for allocation in core.snapshot().allocations}
+    ledger = sys.modules.get("rmm_managed_bridge._native.ledger")
+    return {} if ledger is None else {allocation.serial: allocation for allocation in ledger.snapshot().allocations}
 
 
 def _live_serials() -> frozenset[int]:
@@ -122,7 +122,7 @@ def _live_serials() -> frozenset[int]:
 @pytest.fixture
 def make_heap(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Return ``make_heap(**options)``: heaps on host memory. They close with the test, which has freed all blocks."""
-    from rmm_managed_bridge._native import core
+    from rmm_managed_bridge._native import core, ledger
 
     heaps: list[Any] = []
 
@@ -131,7 +131,7 @@ def make_heap(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         return heaps[-1]
 
     yield make
-    left = [each for each in core.snapshot().allocations if core.heap_containing(each.ptr) in heaps]
+    left = [each for each in ledger.snapshot().allocations if core.heap_containing(each.ptr) in heaps]
     for allocation in left:
         core.any_heap().deallocate(allocation.ptr)
     for heap in heaps:

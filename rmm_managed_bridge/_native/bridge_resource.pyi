@@ -1,11 +1,14 @@
 from typing import Any, Self
 
+from rmm.pylibrmm.device_buffer import DeviceBuffer
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource, UpstreamResourceAdaptor
 from typing_extensions import disjoint_base
 
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge._native.core import KINDS as KINDS
 from rmm_managed_bridge._native.core import TRACKS as TRACKS
+
+def stream_of_buffer(buffer: DeviceBuffer) -> Any: ...
 
 @disjoint_base
 class NativeBridgeResource(UpstreamResourceAdaptor):

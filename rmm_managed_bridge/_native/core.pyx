@@ -5,11 +5,9 @@ import atexit
 import itertools
 import os
 import threading
-import time
 from contextvars import ContextVar
 
 from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError, InstallError
-from rmm_managed_bridge.records import Allocation, CallSite, Event, Generation, History, Holder, Peak, Snapshot, Usage
 from rmm_managed_bridge.units import format_bytes
 
 cimport cython
@@ -23,16 +21,9 @@ cdef extern from "Python.h":
 cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void install_hooks(CProcess* process)
     void set_phase(CProcess* process, int phase)
-    void record_all_events(CProcess* process, bool on)
-    uint64_t foreign_frees(CProcess* process)
-    uint64_t size_mismatches(CProcess* process)
-    uint64_t failures(CProcess* process)
     int phase_of(CProcess* process)
     void set_retired_callback(void (*callback)(void*) noexcept)
 
-    void copy_holders(CProcess* process, vector[HolderKey]& keys, vector[CUsage]& usages) except +
-    void copy_entries(CProcess* process, vector[Entry]& entries) except +
-    uint32_t entry_of(CProcess* process, const void* ptr)
     bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
     CHeap* heap_of(CProcess* process, const void* ptr)
     int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
@@ -48,15 +39,12 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     CHeap* new_host_heap(CProcess* process, int hugepages, size_t limit, int kind, int track, int device, bool ordered) except +
     uint64_t unstated
 
-    void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
     void set_internal(Origin* origin, vector[string] prefixes) except +
     Origin* new_origin(object tag_variable) except +
 
 KINDS = ("host", "managed", "system", "device", "pinned")
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
-ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch")
-NATIVE = CallSite("native", 0, "")
 
 # Number 0 stands for "no tag". Tags are interned for the life of the process, as call sites are.
 tag_variable = ContextVar("rmm_managed_bridge.tag", default=0)
@@ -95,6 +83,11 @@ def intern_tag(str name):
     return number
 
 
+def framework_name(number):
+    """Return the name of a framework number."""
+    return _frameworks[number]
+
+
 def tag_name(number):
     """Return the name of a tag number."""
     return _tags[number]
@@ -106,59 +99,6 @@ def set_internal_files(prefixes):
     for prefix in prefixes:
         native.push_back(os.fsencode(prefix))
     set_internal(origin, native)
-
-
-@cython.final
-cdef class _SiteCache:
-    cdef list sites
-
-    def __cinit__(self):
-        self.sites = []
-
-    cdef object get(self, uint32_t number):
-        cdef PyObject* code
-        cdef int line
-        while len(self.sites) <= number:
-            site_parts(origin, <uint32_t>len(self.sites), &code, &line)
-            if code == NULL:
-                self.sites.append(NATIVE)
-            else:
-                found = <object>code
-                self.sites.append(CallSite(found.co_filename, line, found.co_qualname))
-        return self.sites[number]
-
-cdef _SiteCache _sites = _SiteCache()
-
-
-cdef object _allocation(const Entry& entry):
-    cdef HolderKey key = process.ledger.key_of(entry.holder)
-    return Allocation(
-        entry.ptr, entry.bytes, _frameworks[key.framework], _sites.get(key.site), _tags[key.tag], key.device,
-        entry.stream, entry.thread, entry.time_ns, KINDS[key.kind], entry.serial, entry.resized_count,
-    )
-
-
-cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
-    return Holder(
-        _frameworks[key.framework], _tags[key.tag], _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
-    )
-
-
-def allocation_of(address):
-    """Return the record of the live block that `address` lies in, or None."""
-    cdef Entry entry
-    cdef uintptr_t ptr
-    try:
-        ptr = address
-    except OverflowError:
-        return None
-    cdef uint32_t number = entry_of(process, <const void*>ptr)
-    if number == 0 or not process.ledger.read(number, entry):
-        return None
-    # The block may have been freed, and its record used again, between the two look-ups.
-    if ptr < entry.ptr or ptr >= entry.ptr + max(entry.bytes, 1):
-        return None
-    return _allocation(entry)
 
 
 def block_of(address):
@@ -195,102 +135,6 @@ def device_of(uintptr_t ptr):
     """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
     cdef CHeap* heap = heap_of(process, <const void*>ptr)
     return None if heap == NULL else heap.device()
-
-
-def holders():
-    """Return [(Holder, Usage, bytes at the peak, count at the peak)] for everyone who ever held memory."""
-    cdef vector[HolderKey] keys
-    cdef vector[CUsage] usages
-    with nogil:
-        copy_holders(process, keys, usages)
-    result = []
-    for i in range(keys.size()):
-        holder = _holder(keys[i], usages[i].current_bytes, usages[i].current_count)
-        usage = Usage(
-            usages[i].current_bytes, usages[i].current_count, usages[i].peak_bytes, usages[i].total_bytes,
-            usages[i].total_count,
-        )
-        result.append((holder, usage, usages[i].at_peak_bytes, usages[i].at_peak_count))
-    return result
-
-
-def peak():
-    """Return who held what when the live bytes were highest."""
-    at_peak = []
-    for holder, usage, size_bytes, count in holders():
-        if count > 0:
-            at_peak.append(holder._replace(current_bytes=size_bytes, current_count=count))
-    return Peak(process.ledger.peak_bytes(), tuple(at_peak))
-
-
-def snapshot():
-    """Return a frozen copy of the live allocations, by serial number."""
-    cdef vector[Entry] entries
-    with nogil:
-        copy_entries(process, entries)
-    allocations = sorted([_allocation(entries[i]) for i in range(entries.size())], key=lambda a: a.serial)
-    return Snapshot(
-        tuple(allocations), sum(a.requested_bytes for a in allocations), peak(), time.time_ns()
-    )
-
-
-def history():
-    """Return the newest events, oldest first."""
-    cdef uint64_t dropped = 0
-    cdef vector[HistoryEvent] events
-    with nogil:
-        events = process.history.copy(dropped)
-    result = []
-    for i in range(events.size()):
-        entry = events[i].entry
-        who = events[i].who
-        result.append(Event(
-            ACTIONS[<int>events[i].action], entry.ptr, entry.bytes, events[i].stated_bytes, _frameworks[who.framework],
-            _tags[who.tag], _sites.get(who.site), who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
-        ))
-    return History(tuple(result), dropped)
-
-
-def set_history(size_t limit, bint every_event):
-    """Keep the newest `limit` events: failures and wrong frees, or every allocation and free as well."""
-    process.history.set_limit(limit)
-    record_all_events(process, every_event)
-
-
-def current_bytes():
-    """Return the live bytes of all heaps."""
-    return process.ledger.current_bytes()
-
-
-def counters():
-    """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes)."""
-    return (
-        process.ledger.current_bytes(), process.ledger.peak_bytes(), foreign_frees(process), size_mismatches(process),
-        failures(process), process.ledger.overhead_bytes(),
-    )
-
-
-def reset_peak():
-    """The peak starts again from what is live now."""
-    process.ledger.reset_peak()
-
-
-def open_peak_scope():
-    """Start a peak of its own and return its number."""
-    cdef int scope = process.ledger.open_scope()
-    if scope < 0:
-        raise BridgeError("64 peak scopes are open; leave one before entering another")
-    return scope
-
-
-def read_peak_scope(int scope):
-    """Return the highest live bytes since the scope was opened."""
-    return process.ledger.read_scope(scope)
-
-
-def close_peak_scope(int scope):
-    """End a peak scope; its number may be given out again."""
-    process.ledger.close_scope(scope)
 
 
 def phase():
@@ -405,6 +249,8 @@ cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintpt
         f"{format_bytes(numbers.reserved_bytes)} reserved, "
         f"{format_bytes(numbers.quarantined_bytes)} waiting for device work"
     ]
+    from rmm_managed_bridge._native.ledger import holders
+
     top = sorted([holder for holder, _, _, _ in holders() if holder.current_bytes], key=lambda h: -h.current_bytes)
     lines.extend(f"  {holder}" for holder in top[:5])
     return MemoryError("\n".join(lines))
@@ -497,6 +343,8 @@ cdef class Heap:
         cdef Provenance who
         cdef uint64_t stated = unstated
         if size_bytes is not None:
+            if size_bytes < 0:
+                raise ValueError(f"cannot free {size_bytes} bytes; a size is 0 or more, and nothing was freed")
             try:
                 stated = <uint64_t>size_bytes
             except OverflowError:

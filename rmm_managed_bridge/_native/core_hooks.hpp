@@ -30,9 +30,12 @@ inline void install_hooks(Process* process) {
   process->release_gil = release_gil;
   process->restore_gil = restore_gil;
   process->on_retired_idle = [] { Py_AddPendingCall(call_retired, nullptr); };
-  // A child shares our pages but not our threads: a lock that another thread held stays locked for ever there. From
-  // here on nothing in the child takes one. Python's own at-fork hooks would miss forks made by native code.
-  pthread_atfork(nullptr, nullptr, [] { hooked_process->phase.store(Phase::forked); });
+  // A child shares our pages but not our threads. Python's own at-fork hooks would miss forks made by native code.
+  pthread_atfork([] { hooked_process->lock_for_fork(); }, [] { hooked_process->unlock_after_fork(); },
+                 [] {
+                   hooked_process->unlock_after_fork();
+                   hooked_process->phase.store(Phase::forked);
+                 });
 }
 
 inline void set_phase(Process* process, int phase) { process->phase.store(static_cast<Phase>(phase)); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ledger.hpp"
+#include "spin_lock.hpp"
 
 namespace rmm_bridge {
 
@@ -20,8 +21,10 @@ struct HistoryEvent {
 
 class History {
  public:
+  SpinLock& lock_for_fork() noexcept { return lock_; }
+
   void set_limit(std::size_t limit) {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     std::vector<HistoryEvent> kept = ordered();
     if (kept.size() > limit) {
       dropped_ += kept.size() - limit;
@@ -35,7 +38,7 @@ class History {
 
   // Never throws: the ring has its memory from `set_limit` on.
   void add(const HistoryEvent& event) noexcept {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     if (limit_ == 0) {
       ++dropped_;
     } else if (ring_.size() < limit_) {
@@ -49,7 +52,7 @@ class History {
 
   // Oldest first.
   std::vector<HistoryEvent> copy(std::uint64_t& dropped) {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     dropped = dropped_;
     return ordered();
   }
@@ -61,7 +64,7 @@ class History {
     return events;
   }
 
-  std::mutex mutex_;
+  SpinLock lock_;
   std::vector<HistoryEvent> ring_;
   std::size_t next_ = 0;
   std::size_t limit_ = 0;

@@ -219,6 +219,13 @@ class Ledger {
     scope_count_.fetch_sub(1, std::memory_order_relaxed);
   }
 
+  // Every lock of the ledger, for `Process::lock_for_fork`.
+  template <typename Visit>
+  void for_each_lock(Visit visit) noexcept {
+    for (Shard& shard : shards_) visit(shard.lock);
+    visit(scope_lock_);
+  }
+
   // Host bytes that the ledger itself uses.
   std::size_t overhead_bytes() noexcept {
     std::size_t bytes = sizeof(*this);

@@ -8,6 +8,7 @@
 
 #include "driver.hpp"
 #include "span.hpp"
+#include "spin_lock.hpp"
 
 namespace rmm_bridge {
 
@@ -41,6 +42,8 @@ enum class Recorded {
 class EventPool {
  public:
   EventPool(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
+
+  SpinLock& lock_for_fork() noexcept { return lock_; }
 
   // Records an event on `stream` as it is now. An event on another thread's per-thread stream cannot be recorded from
   // here; the legacy stream waits for it, so an event there comes after it. Never breaks a capture: the event is recorded first and the stream
@@ -102,7 +105,7 @@ class EventPool {
 
   CUevent get() {
     {
-      std::scoped_lock lock(mutex_);
+      std::scoped_lock lock(lock_);
       if (!idle_.empty()) {
         CUevent event = idle_.back();
         idle_.pop_back();
@@ -114,7 +117,7 @@ class EventPool {
   }
 
   void put(CUevent event) noexcept {
-    std::scoped_lock lock(mutex_);
+    std::scoped_lock lock(lock_);
     try {
       idle_.push_back(event);
     } catch (...) {  // one event of a few hundred bytes stays with the driver
@@ -123,7 +126,7 @@ class EventPool {
 
   const Driver& driver_;
   CUcontext context_;
-  std::mutex mutex_;
+  SpinLock lock_;
   std::vector<CUevent> idle_;
 };
 

@@ -55,7 +55,10 @@ class Pool {
   Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
        std::size_t limit_bytes)
       : process_(process), upstream_(std::move(upstream)), driver_(driver), limit_bytes_(limit_bytes) {
-    if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
+    process_.add_lock(lock_);
+    if (driver_ == nullptr) return;
+    events_ = std::make_unique<EventPool>(*driver_, context);
+    process_.add_lock(events_->lock_for_fork());
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -10,12 +10,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <sys/syscall.h>
+#include <vector>
 
 #include "driver.hpp"
 #include "history.hpp"
 #include "ledger.hpp"
 #include "page_map.hpp"
+#include "spin_lock.hpp"
 
 namespace rmm_bridge {
 
@@ -43,7 +46,32 @@ struct Process {
   // Asks the interpreter to close retired pools soon, from a safe place. Callable with and without the GIL.
   void (*on_retired_idle)() = nullptr;
 
+  // A pool's locks, which outlive everything. Throws std::bad_alloc.
+  void add_lock(SpinLock& lock) {
+    std::scoped_lock guard(locks_lock_);
+    locks_.push_back(&lock);
+  }
+
+  // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that
+  // it does not have. Nothing else ever holds two of them, so their order does not matter.
+  void lock_for_fork() noexcept {
+    locks_lock_.lock();
+    for (SpinLock* lock : locks_) lock->lock();
+    ledger.for_each_lock([](SpinLock& lock) { lock.lock(); });
+    history.lock_for_fork().lock();
+  }
+  void unlock_after_fork() noexcept {
+    history.lock_for_fork().unlock();
+    ledger.for_each_lock([](SpinLock& lock) { lock.unlock(); });
+    for (SpinLock* lock : locks_) lock->unlock();
+    locks_lock_.unlock();
+  }
+
   bool running() const noexcept { return phase.load(std::memory_order_relaxed) == Phase::running; }
+
+ private:
+  SpinLock locks_lock_;
+  std::vector<SpinLock*> locks_;
 };
 
 // Without the GIL inside, if this thread held it.

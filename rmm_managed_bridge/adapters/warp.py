@@ -45,7 +45,7 @@ class WarpAllocator:
         """
         number = core.current_device()
         heap = self._heaps.get(number)
-        if heap is None or heap.closed:
+        if heap is None or heap.retired:
             heap = self._heaps[number] = core.heap_serving(number)
         device = self._devices.get(number)
         if device is None:

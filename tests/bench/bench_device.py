@@ -41,15 +41,32 @@ def fragment(resource: Any, stream: Any, live: int, free: int) -> list[int]:
 
 def threads_library() -> Any:
     root = Path(__file__).parents[2]
-    folders = subprocess.run(
-        [sys.executable, root / "rmm_managed_bridge" / "_native" / "find_headers.py"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip().split(";")
+    folders = (
+        subprocess.run(
+            [sys.executable, root / "rmm_managed_bridge" / "_native" / "find_headers.py"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        .stdout.strip()
+        .split(";")
+    )
     out = Path(tempfile.mkdtemp()) / "native_threads.so"
     subprocess.run(
-        ["g++", "-O2", "-std=c++20", "-shared", "-fPIC", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE",
-         *[f"-isystem{folder}" for folder in folders[2:]], Path(__file__).with_name("native_threads.cpp"),
-         f"{folders[1]}/lib64/librmm.so", "-o", out, "-pthread"],
+        [
+            "g++",
+            "-O2",
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE",
+            *[f"-isystem{folder}" for folder in folders[2:]],
+            Path(__file__).with_name("native_threads.cpp"),
+            f"{folders[1]}/lib64/librmm.so",
+            "-o",
+            out,
+            "-pthread",
+        ],
         check=True,
     )
     library = ctypes.CDLL(str(out))
@@ -59,9 +76,7 @@ def threads_library() -> Any:
 
 def threaded(library: Any, streams: list[Any], threads: int, pairs: int) -> float:
     handles = (ctypes.c_size_t * 8)(*[stream.ptr for stream in streams])
-    return min(
-        library.bench_pairs(threads, ctypes.c_long(pairs), ctypes.c_size_t(1024), handles) for _ in range(3)
-    )
+    return min(library.bench_pairs(threads, ctypes.c_long(pairs), ctypes.c_size_t(1024), handles) for _ in range(3))
 
 
 def main() -> None:
@@ -98,11 +113,21 @@ def main() -> None:
         Row("allocate + free 1 KiB from Python", ours, "RMM pool over managed", plain["pool"], 0.10),
         Row("the same", ours, "CudaAsyncMemoryResource", plain["async"], 0.30),
         Row("1 native thread", threaded(library, streams, 1, 100_000), "RMM pool, 1 thread", plain["thread"], None),
-        Row("8 native threads, a stream each", threaded(library, streams, 8, 20_000), "RMM pool, 8 threads",
-            plain["threads"], 0.05),
+        Row(
+            "8 native threads, a stream each",
+            threaded(library, streams, 8, 20_000),
+            "RMM pool, 8 threads",
+            plain["threads"],
+            0.05,
+        ),
         Row("cupy.empty(1024, 'u1')", best_ns(lambda: cupy.empty(1024, "u1")), "CuPy's pool", plain["cupy"], 1.0),
-        Row("wp.empty(256)", best_ns(lambda: warp.empty(256, dtype=warp.uint8, device="cuda:0")), "Warp's mempool",
-            plain["warp"], 1.0),
+        Row(
+            "wp.empty(256)",
+            best_ns(lambda: warp.empty(256, dtype=warp.uint8, device="cuda:0")),
+            "Warp's mempool",
+            plain["warp"],
+            1.0,
+        ),
         Row("np.empty(1024, 'u1')", best_ns(lambda: np.empty(1024, "u1"), 20_000), "NumPy's own", plain["numpy"], 1.25),
         Row("np.ones(1 << 23)", best_ns(lambda: np.ones(1 << 23), 3), "NumPy's own", plain["ones"], 0.7),
     ]
@@ -114,7 +139,9 @@ def main() -> None:
         mine.deallocate(ptr, 1024, stream)
     bridge.uninstall()
     device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    print_rows(f"{device}, RMM {rmm.__version__}, CuPy {cupy.__version__}, Warp {warp.__version__}, call sites on", rows)
+    print_rows(
+        f"{device}, RMM {rmm.__version__}, CuPy {cupy.__version__}, Warp {warp.__version__}, call sites on", rows
+    )
 
 
 if __name__ == "__main__":

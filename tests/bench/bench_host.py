@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure import Row, best_ns, print_rows
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import core, ledger, numpy_handler
 
 
 def numpy_rows() -> list[Row]:
@@ -44,7 +44,9 @@ def ledger_rows() -> list[Row]:
         numpy_handler.set_current(before)
         handler.use(None)
         heap.retire()
-    return [Row(f"np.empty(1 KiB), track={track!r}", times[track], "track='off'", times["off"], None) for track in times]
+    return [
+        Row(f"np.empty(1 KiB), track={track!r}", times[track], "track='off'", times["off"], None) for track in times
+    ]
 
 
 def lookup_rows() -> list[Row]:
@@ -52,13 +54,15 @@ def lookup_rows() -> list[Row]:
     blocks = [heap.allocate(256, cpu=True) for _ in range(100_000)]
     found = best_ns(lambda: bridge.allocation_of(blocks[50_000] + 100), 5000)
     native = best_ns(lambda: core.block_of(blocks[50_000] + 100), 5000)
-    ledger_bytes = core.counters()[5]
+    ledger_bytes = ledger.counters()[5]
     for ptr in blocks:
         heap.deallocate(ptr)
     heap.retire()
     print(f"ledger: {ledger_bytes / 100_000:.0f} bytes a live allocation with 100,000 live, of which pool tables 8")
-    return [Row("allocation_of(interior pointer), 100,000 live", found, "the limit", 2000, 1.0),
-            Row("block_of, likewise", native, "allocation_of", found, None)]
+    return [
+        Row("allocation_of(interior pointer), 100,000 live", found, "the limit", 2000, 1.0),
+        Row("block_of, likewise", native, "allocation_of", found, None),
+    ]
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ class Bench:
     """A heap on one device of the fake, and the streams and blocks that a test has there."""
 
     def __init__(self, fake: FakeCuda, *, device: int = 0, limit_bytes: int = EVERYTHING, track: str = "sites") -> None:
-        from rmm_managed_bridge._native import core
+        from rmm_managed_bridge._native import core, ledger
 
-        self.fake, self.core, self.device = fake, core, device
+        self.fake, self.core, self.ledger, self.device = fake, core, ledger, device
         self.heap = core.host_heap(ordered=True, device=device, kind="managed", limit_bytes=limit_bytes, track=track)
         self.owners: dict[Stream, Owner] = {}
         self.live: dict[int, tuple[int, Stream | None]] = {}

@@ -90,7 +90,7 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "trim": lambda s: s.bench.heap.trim(),
     "drop streams": lambda s: (s.bench.owners.clear(), s.bench.heap.drop_unused_streams()),
     "hold a stream": lambda s: s.bench.adopt(s.bench.borrowed()),
-    "numbers": lambda s: (s.bench.heap.numbers, s.bench.core.snapshot()),
+    "numbers": lambda s: (s.bench.heap.numbers, s.bench.ledger.snapshot()),
 }
 
 
@@ -128,7 +128,7 @@ def test_memory_asked_for_during_a_capture_is_refused_before_the_driver_is_touch
     with pytest.raises(BridgeError, match="captured"):
         bench.allocate(MIB, stream)
     assert bench.fake.trace() == ["cuStreamIsCapturing"]
-    failure = bench.core.history().events[-1]
+    failure = bench.ledger.history().events[-1]
     assert failure.action == "failure" and failure.requested_bytes == MIB and failure.stream == stream.handle
     assert bench.fake.end_capture(stream)
     assert bench.allocate(MIB, stream)

@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_cuda import PER_THREAD, FakeCuda
 from helpers.fake_cuda_pool import KIB, MIB, Bench
 
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.errors import BridgeError, ForeignPointerError
 
 pytestmark = pytest.mark.fake_driver
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fake_driver
 def counters() -> dict[str, int]:
     """Return the process-wide counters by name."""
     names = ("current_bytes", "peak_bytes", "foreign_frees", "size_mismatches", "failures", "ledger_bytes")
-    return dict(zip(names, core.counters(), strict=False))
+    return dict(zip(names, ledger.counters(), strict=False))
 
 
 def test_a_block_goes_back_to_the_pool_that_gave_it(fake: FakeCuda) -> None:
@@ -40,12 +40,12 @@ def test_the_recorded_size_wins(bench: Bench, stated: int) -> None:
     """S1: a free that states another size is one mismatch with both sizes and the block's provenance."""
     stream = bench.owned()
     ptr = bench.heap.allocate(4096, stream=stream.handle, framework="cupy")
-    record = core.allocation_of(ptr)
+    record = ledger.allocation_of(ptr)
     before = counters()
     bench.heap.deallocate(ptr, stated, stream=stream.handle)
     assert counters()["size_mismatches"] == before["size_mismatches"] + 1
     assert counters()["current_bytes"] == before["current_bytes"] - 4096
-    event = core.history().events[-1]
+    event = ledger.history().events[-1]
     assert (event.action, event.requested_bytes, event.stated_bytes) == ("size_mismatch", 4096, stated)
     assert (event.framework, event.serial, event.site) == ("cupy", record.serial, record.site)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_a_pointer_that_is_no_live_block_goes_nowhere(bench: Bench) -> None:
     assert counters()["current_bytes"] == before["current_bytes"]
     assert bench.heap.numbers == numbers
     assert bench.fake.trace() == []
-    assert core.history().events[-1].action == "foreign_free"
+    assert ledger.history().events[-1].action == "foreign_free"
 
 
 @pytest.mark.behaviour("S2")
@@ -101,14 +101,14 @@ def test_a_double_free_while_the_block_is_in_quarantine(bench: Bench) -> None:
 def test_no_bytes_take_nothing_and_leave_no_record(bench: Bench) -> None:
     """S3, the allocator's part: the null pointer, on either device, with no driver call."""
     other = Bench(bench.fake, device=1)
-    serials = {a.serial for a in core.snapshot().allocations}
+    serials = {a.serial for a in ledger.snapshot().allocations}
     bench.fake.clear()
     for each in (bench, other):
         for stream in (None, 0, 2):
             assert each.heap.allocate(0, stream=stream) == 0
             each.heap.deallocate(0, 0, stream=stream)
         assert each.heap.numbers[:4] == (0, 0, 0, 0) and each.heap.live_count == 0
-    assert {a.serial for a in core.snapshot().allocations} == serials
+    assert {a.serial for a in ledger.snapshot().allocations} == serials
     assert bench.fake.trace() == []
     assert other.close()
 
@@ -122,7 +122,7 @@ def test_work_on_one_device_does_not_land_on_another(fake: FakeCuda, current: in
     fake.set_current(current)
     before = first.heap.numbers, first.heap.live_bytes
     ptr = second.allocate(MIB, stream)
-    assert core.allocation_of(ptr).device == 1
+    assert ledger.allocation_of(ptr).device == 1
     operation = fake.enqueue(stream)
     depth, ended = [], []
 
@@ -171,13 +171,13 @@ def test_a_ledger_entry_is_there_exactly_while_the_block_is(bench: Bench) -> Non
     sizes = [1, 64, 4 * KIB, 100_000, 3 * MIB]
     blocks = [bench.allocate(size, stream if size % 2 else None) for size in sizes]
     for ptr, size in zip(blocks, sizes, strict=True):
-        record = core.allocation_of(ptr + size - 1)
+        record = ledger.allocation_of(ptr + size - 1)
         assert (record.ptr, record.requested_bytes, record.kind) == (ptr, size, "managed")
     assert counters()["current_bytes"] == start + sum(sizes)
     assert (bench.heap.live_bytes, bench.heap.live_count) == (sum(sizes), len(sizes))
     for ptr in blocks:
         bench.free(ptr)
-        assert core.allocation_of(ptr) is None
+        assert ledger.allocation_of(ptr) is None
     assert counters()["current_bytes"] == start
     assert (bench.heap.live_bytes, bench.heap.live_count) == (0, 0)
 

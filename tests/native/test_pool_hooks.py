@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_cuda import FakeCuda
 from helpers.fake_cuda_pool import MIB, Bench
 
-from rmm_managed_bridge._native import core, framework_entry
+from rmm_managed_bridge._native import framework_entry, ledger
 
 pytestmark = pytest.mark.fake_driver
 
@@ -30,11 +30,11 @@ def test_an_array_with_no_bytes_is_the_null_pointer(fake: FakeCuda) -> None:
     for device in range(2):
         bench = Bench(fake, device=device)
         guest = guest_of(bench, lambda device: 0)
-        records = len(core.snapshot().allocations)
+        records = len(ledger.snapshot().allocations)
         assert guest.malloc(0, device) == 0
         guest.free(0, device)
         assert bench.heap.numbers[:4] == (0, 0, 0, 0)
-        assert len(core.snapshot().allocations) == records
+        assert len(ledger.snapshot().allocations) == records
         assert bench.close()
 
 
@@ -49,7 +49,7 @@ def test_arrays_on_held_streams_reuse_and_order_memory(fake: FakeCuda) -> None:
 
     guest = guest_of(bench, lambda device: current.handle, hold)
     ptr = guest.malloc(16 * MIB, 0)
-    assert core.allocation_of(ptr).framework == "cupy"
+    assert ledger.allocation_of(ptr).framework == "cupy"
     first = fake.enqueue(current)
     guest.free(ptr, 0)
     assert guest.malloc(16 * MIB, 0) == ptr, "same stream: at once"

@@ -48,7 +48,7 @@ USES: dict[str, Callable[[Bench, Stream, int], object]] = {
     "adopt": lambda b, s, p: b.heap.adopt(s.handle, object()),
     "drop streams": lambda b, s, p: b.heap.drop_unused_streams(),
     "retire": lambda b, s, p: b.heap.retire(),
-    "look up": lambda b, s, p: (b.core.allocation_of(p), b.core.snapshot(), b.core.history()),
+    "look up": lambda b, s, p: (b.ledger.allocation_of(p), b.ledger.snapshot(), b.ledger.history()),
 }
 
 

@@ -215,14 +215,14 @@ def test_per_thread_streams_are_different_streams(fake: FakeCuda, blocked: bool)
     def first() -> None:
         fake.set_current(0)
         used.append(allocate())
-        threads.append(bench.core.allocation_of(used[0]).thread)
+        threads.append(bench.ledger.allocation_of(used[0]).thread)
         operations.append(fake.enqueue(fake.ambient(PER_THREAD)))
         bench.free(used[0], fake.ambient(PER_THREAD))
 
     def second() -> None:
         fake.set_current(0)
         ptr = allocate()
-        threads.append(bench.core.allocation_of(ptr).thread)
+        threads.append(bench.ledger.allocation_of(ptr).thread)
         assert blocked or ptr != used[0]
         assert not blocked or fake.ordered(operations[0], fake.ambient(PER_THREAD))
 
