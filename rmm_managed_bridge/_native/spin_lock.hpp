@@ -3,6 +3,7 @@
 // holder that was preempted gets to run.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -15,17 +16,20 @@ namespace rmm_bridge {
 class SpinLock {
  public:
   void lock() noexcept {
-    for (int spins = 0; taken_.exchange(true, std::memory_order_acquire); ++spins) {
+    for (int pauses = 1, spins = 0; taken_.exchange(true, std::memory_order_acquire);) {
+      // Reading until it looks free keeps the line shared; growing pauses keep waiters from all trying at once.
       while (taken_.load(std::memory_order_relaxed)) {
+        for (int pause = 0; pause < pauses; ++pause) relax();
+        pauses = std::min(2 * pauses, kLongestPause);
         if (++spins > kSpins) std::this_thread::yield();
-        relax();
       }
     }
   }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
  private:
-  static constexpr int kSpins = 100;
+  static constexpr int kLongestPause = 16;
+  static constexpr int kSpins = 500;  // 10 to 100 us: by then the holder has lost its processor
   static void relax() noexcept {
 #if defined(__x86_64__)
     _mm_pause();
