@@ -1,8 +1,10 @@
 // The lanes of one pool. Not thread-safe: the pool's lock covers it. Makes no CUDA call.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <limits>
-#include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -18,21 +20,25 @@ class LaneTable {
  public:
   LaneTable() {
     for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
-      lanes_.push_back(std::make_unique<Lane>());
-      lanes_.back()->index = index;
+      Lane& ready = add();
+      ready.front.open = true;
+      ready.front.key = StreamRef::kHostKey;
     }
   }
 
-  Lane& at(std::uint16_t index) noexcept { return *lanes_[index]; }
-  std::size_t size() const noexcept { return lanes_.size(); }
+  // Needs no lock for the number of a lane that a live block names: lanes never move, and chunks of them are only added.
+  Lane& at(std::uint16_t index) noexcept {
+    return chunks_[index / kChunk].load(std::memory_order_acquire)[index % kChunk];
+  }
+  std::size_t size() const noexcept { return count_; }
 
   Lane* find(std::uint64_t key) noexcept {
-    if (key == last_key_) return lanes_[last_index_].get();
+    if (key == last_key_) return &at(last_index_);
     auto found = by_key_.find(key);
     if (found == by_key_.end()) return nullptr;
     last_key_ = key;
     last_index_ = found->second;
-    return lanes_[found->second].get();
+    return &at(found->second);
   }
 
   // Throws std::bad_alloc, also when 65,534 streams are named by live blocks at once.
@@ -44,19 +50,25 @@ class LaneTable {
       by_key_.emplace(stream.key, index);
       idle_.pop_back();
     } else {
-      if (lanes_.size() > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
-      idle_.reserve(lanes_.size() + 1);
-      lanes_.push_back(std::make_unique<Lane>());
-      index = static_cast<std::uint16_t>(lanes_.size() - 1);
-      lanes_[index]->index = index;
+      if (count_ > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
+      idle_.reserve(count_ + 1);
+      index = add().index;
       by_key_.emplace(stream.key, index);
     }
-    Lane& lane = *lanes_[index];
+    Lane& lane = at(index);
     lane.stream = stream;
     // These two outlive every block: nobody destroys them.
-    lane.owned = stream.legacy() || stream.handle == CU_STREAM_PER_THREAD;
+    if (stream.legacy() || stream.handle == CU_STREAM_PER_THREAD) own(lane);
     lane.in_use = true;
     return lane;
+  }
+
+  // From now on the lane's frees need no event.
+  void own(Lane& lane) noexcept {
+    lane.owned = true;
+    std::scoped_lock lock(lane.front.lock);
+    lane.front.key = lane.stream.key;
+    lane.front.open = true;
   }
 
   // The stream is gone, or nothing of it is left: its number may stand for another one.
@@ -73,13 +85,28 @@ class LaneTable {
 
   template <typename Visit>
   void for_each_stream(Visit visit) {
-    for (std::size_t index = kFirstStreamLane; index < lanes_.size(); ++index) {
-      if (lanes_[index]->in_use) visit(*lanes_[index]);
+    for (std::size_t index = kFirstStreamLane; index < count_; ++index) {
+      if (Lane& lane = at(static_cast<std::uint16_t>(index)); lane.in_use) visit(lane);
     }
   }
 
+  template <typename Visit>
+  void for_each_front(Visit visit) {
+    for (std::size_t index = 0; index < count_; ++index) visit(at(static_cast<std::uint16_t>(index)).front);
+  }
+
  private:
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  static constexpr std::size_t kChunk = 256;
+
+  Lane& add() {
+    if (count_ % kChunk == 0) chunks_[count_ / kChunk].store(new Lane[kChunk], std::memory_order_release);
+    Lane& lane = at(static_cast<std::uint16_t>(count_));
+    lane.index = static_cast<std::uint16_t>(count_++);
+    return lane;
+  }
+
+  std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
+  std::size_t count_ = 0;
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::vector<std::uint16_t> idle_;
   std::uint64_t last_key_ = StreamRef::kHostKey;

@@ -132,6 +132,21 @@ class EventPool {
 
 inline DeviceEvent::~DeviceEvent() { home->put(handle); }
 
+// The part of a lane that its own stream uses without the pool's lock: blocks that were freed last, and counts that the
+// pool has not seen yet. Guarded by its own lock, which is taken under the pool's or alone. `Pool::drain` moves what is
+// here to the lane; whoever looks at a lane under the pool's lock drains it first.
+struct alignas(64) Front {
+  SpinLock lock;
+  bool open = false;       // the lane is owned: frees need no event
+  std::uint64_t key = 0;   // of the lane's stream, while open
+  std::vector<std::vector<char*>> bins;  // by size class
+  std::size_t free_bytes = 0;
+  std::ptrdiff_t live_delta = 0;
+  std::ptrdiff_t used_delta = 0;
+
+  bool untouched() const noexcept { return free_bytes == 0 && live_delta == 0 && used_delta == 0; }
+};
+
 // The free blocks that one stream may take without waiting, and how the end of that stream's work can be known.
 struct Lane {
   StreamRef stream;
@@ -147,6 +162,7 @@ struct Lane {
   std::vector<EventRef> events;
   std::vector<std::vector<char*>> bins;  // by size class
   std::size_t free_bytes = 0;
+  Front front;
 
   std::vector<char*>& bin(std::uint32_t class_index) {
     if (bins.size() <= class_index) bins.resize(class_index + 1);

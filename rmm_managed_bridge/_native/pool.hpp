@@ -5,7 +5,7 @@
 //   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
 //   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
 //
-// Threads: one lock. No CUDA call, no upstream call and no Python is made under it.
+// Threads: one lock, and one for each lane's front, which is what reuse on one stream takes. No CUDA call, no upstream call and no Python is made under them.
 #pragma once
 
 #include <algorithm>
@@ -49,19 +49,28 @@ struct PoolNumbers {
   std::size_t lane_count = 0;
 };
 
-class Pool {
+class Pool : public ForkLocks {
  public:
   // `driver` is null for memory that no device touches. `limit_bytes` bounds what is reserved from upstream.
   Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
        std::size_t limit_bytes)
       : process_(process), upstream_(std::move(upstream)), driver_(driver), limit_bytes_(limit_bytes) {
-    process_.add_lock(lock_);
-    if (driver_ == nullptr) return;
-    events_ = std::make_unique<EventPool>(*driver_, context);
-    process_.add_lock(events_->lock_for_fork());
+    if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
+    process_.add_locks(this);
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
+
+  void lock_for_fork() noexcept override {
+    lock_.lock();
+    lanes_.for_each_front([](Front& front) { front.lock.lock(); });
+    if (events_ != nullptr) events_->lock_for_fork().lock();
+  }
+  void unlock_after_fork() noexcept override {
+    if (events_ != nullptr) events_->lock_for_fork().unlock();
+    lanes_.for_each_front([](Front& front) { front.lock.unlock(); });
+    lock_.unlock();
+  }
 
   // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
   Refusal resolve(CUstream handle, StreamRef& out) const {
@@ -82,13 +91,15 @@ class Pool {
     try {
       const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
       const SizeClass wanted = alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
+      if (take_front(wanted, side, stream, out)) return Refusal::none;
       Want want{wanted, side, ready_lane(side)};
       {
         std::scoped_lock lock(lock_);
         if (!stream.host()) {
-          const Lane& lane = lanes_.get(stream);
+          Lane& lane = lanes_.get(stream);
           want.lane = lane.index;
           want.held = lane.owned;
+          if (lane.owned) remember(stream.key, lane);
         }
         if (take_idle(want, out)) return Refusal::none;
         ++lanes_.at(want.lane).users;
@@ -113,12 +124,13 @@ class Pool {
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
   void deallocate(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) noexcept {
     try {
+      if (!exposed && put_front(span, block, ptr, stream)) return;
       free_block(span, block, ptr, exposed, stream);
     } catch (const std::bad_alloc&) {
       // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
       std::scoped_lock lock(lock_);
       lost_bytes_ += span->block_bytes;
-      live_count_.fetch_sub(1, std::memory_order_release);
+      --live_count_;
     }
   }
 
@@ -168,7 +180,10 @@ class Pool {
     if (!process_.running()) return 0;
     std::vector<std::uint16_t> open;
     with_lock([&] {
-      lanes_.for_each_stream([&](Lane& lane) { if (lane.free_bytes != 0) open.push_back(lane.index); });
+      lanes_.for_each_stream([&](Lane& lane) {
+        drain(lane);
+        if (lane.free_bytes != 0) open.push_back(lane.index);
+      });
     });
     for (std::uint16_t index : open) close_lane(index, nullptr);
     poll();
@@ -223,7 +238,7 @@ class Pool {
     std::scoped_lock lock(lock_);
     Lane& lane = lanes_.get(stream);
     if (lane.owned) return false;
-    lane.owned = true;
+    lanes_.own(lane);
     lane.owner = owner;
     return true;
   }
@@ -255,6 +270,7 @@ class Pool {
     {
       std::scoped_lock lock(lock_);
       if (!lane.in_use) return;
+      drain(lane);
       if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
       stream = lane.stream;
       record = lane.owned;
@@ -274,10 +290,14 @@ class Pool {
     const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
     std::scoped_lock lock(lock_);
     --lane.users;
-    const bool idle = lane.users == 0 && lane.live_count == 0;
+    if (retire != nullptr) close_front(lane);
+    const bool idle = lane.users == 0 && lane.live_count == 0 && lane.free_bytes == 0;
     if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
     quarantine(std::move(batch));
-    if (recorded != Recorded::done || (retire != nullptr && !idle)) return;
+    if (recorded != Recorded::done || (retire != nullptr && !idle)) {
+      if (retire != nullptr && record) lanes_.own(lane);
+      return;
+    }
     // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
     if (retire != nullptr) {
       *retire = lane.owner;
@@ -289,6 +309,7 @@ class Pool {
 
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);
+    drain_all();
     return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lost_bytes_,
             std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
   }
@@ -312,7 +333,11 @@ class Pool {
     return true;
   }
 
-  std::size_t live_count() const noexcept { return live_count_.load(std::memory_order_acquire); }
+  std::size_t live_count() noexcept {
+    std::scoped_lock lock(lock_);
+    drain_all();
+    return live_count_;
+  }
   Process& process() noexcept { return process_; }
   std::uint64_t id_of(CUstream stream) const { return events_->id_of(stream); }
   EventPool* events() noexcept { return events_.get(); }
@@ -345,6 +370,16 @@ class Pool {
     std::scoped_lock lock(lock_);
     return body();
   }
+
+  // Without the pool's lock. In pool_front.hpp:
+  bool take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept;
+  bool put_front(Span* span, Block* block, char* ptr, const StreamRef* stream) noexcept;
+  void remember(std::uint64_t key, Lane& lane) noexcept;
+
+  // Under the lock. In pool_front.hpp:
+  void drain(Lane& lane) noexcept;
+  void drain_all() noexcept;
+  void close_front(Lane& lane) noexcept;
 
   PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
 
@@ -396,10 +431,11 @@ class Pool {
   std::size_t used_bytes_ = 0;
   std::size_t quarantined_bytes_ = 0;
   std::size_t lost_bytes_ = 0;
-  std::atomic<std::size_t> live_count_{0};
+  std::size_t live_count_ = 0;
 };
 
 }  // namespace rmm_bridge
 
 #include "pool_blocks.hpp"
+#include "pool_front.hpp"
 #include "pool_order.hpp"

@@ -17,6 +17,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
   const std::uint16_t ready = ready_lane(want.side);
   for (std::uint16_t index : {want.lane, ready}) {
     Lane& lane = lanes_.at(index);
+    drain(lane);
     if (lane.bins.size() <= want.size.index || lane.bins[want.size.index].empty()) continue;
     auto& bin = lane.bins[want.size.index];
     char* ptr = bin.back();
@@ -76,7 +77,7 @@ inline void Pool::hand_out(char* ptr, Span* span, std::uint32_t index, const Wan
   block->flags.store(Block::kLive, std::memory_order_release);
   if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
   used_bytes_ += span->block_bytes;
-  live_count_.fetch_add(1, std::memory_order_relaxed);
+  ++live_count_;
   out = {ptr, span, block, zeroed, want.held};
 }
 
@@ -103,6 +104,7 @@ inline void Pool::settle(char* ptr) noexcept {
 // Slabs whose blocks all lie in the ready lane become free spans.
 inline void Pool::release_idle_slabs(Side side) {
   Lane& ready = lanes_.at(ready_lane(side));
+  drain(ready);
   for (auto& bin : ready.bins) {
     for (char* ptr : bin) ++process_.pages.find(ptr)->idle_count;
     std::vector<Span*> idle;

@@ -18,15 +18,22 @@ inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
 
 // A borrowed lane with nothing left in it gives its number back.
 inline void Pool::tidy(Lane& lane) noexcept {
-  const bool empty = lane.live_count == 0 && lane.users == 0 && lane.free_bytes == 0 && lane.events.empty();
   // Nobody tells when a thread and its per-thread stream are gone.
   const bool held = lane.owned && lane.stream.handle != CU_STREAM_PER_THREAD;
-  if (lane.in_use && !held && empty) lanes_.recycle(lane);
+  if (!lane.in_use || held) return;
+  close_front(lane);
+  const bool empty = lane.free_bytes == 0 && lane.front.free_bytes == 0 && lane.events.empty();
+  if (empty && lane.live_count == 0 && lane.users == 0) {
+    lanes_.recycle(lane);
+  } else if (lane.owned) {
+    lanes_.own(lane);
+  }
 }
 
 // A live block or a wait no longer names the lane.
 inline void Pool::ended(std::uint16_t index) noexcept {
   if (index < kFirstStreamLane) return;
+  drain(lanes_.at(index));
   --lanes_.at(index).live_count;
   tidy(lanes_.at(index));
 }
@@ -90,7 +97,7 @@ inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, 
     if (borrowed != nullptr) with_lock([&] { --borrowed->users; });
     free_exposed(span, ptr, own, stream);
   }
-  live_count_.fetch_sub(1, std::memory_order_release);
+  with_lock([&] { --live_count_; });
 }
 
 // The handle is good only inside this call, so the event is recorded now.
@@ -212,6 +219,7 @@ inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
   {
     std::scoped_lock lock(lock_);
     lanes_.for_each_stream([&](Lane& lane) {
+      drain(lane);
       const bool has = lane.bins.size() > want.size.index && !lane.bins[want.size.index].empty();
       if (from == nullptr && has && lane.index != want.lane) from = &lane;
     });

@@ -28,6 +28,15 @@ enum class Phase : int {
   exiting,  // interpreter shutdown has begun: no CUDA call, no free
 };
 
+class ForkLocks {
+ public:
+  virtual void lock_for_fork() noexcept = 0;
+  virtual void unlock_after_fork() noexcept = 0;
+
+ protected:
+  ~ForkLocks() = default;
+};
+
 struct Process {
   PageMap pages;
   Ledger ledger;
@@ -46,24 +55,24 @@ struct Process {
   // Asks the interpreter to close retired pools soon, from a safe place. Callable with and without the GIL.
   void (*on_retired_idle)() = nullptr;
 
-  // A pool's locks, which outlive everything. Throws std::bad_alloc.
-  void add_lock(SpinLock& lock) {
+  // A pool, which outlives everything. Throws std::bad_alloc.
+  void add_locks(ForkLocks* pool) {
     std::scoped_lock guard(locks_lock_);
-    locks_.push_back(&lock);
+    locks_.push_back(pool);
   }
 
   // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that
-  // it does not have. Nothing else ever holds two of them, so their order does not matter.
+  // it does not have. Otherwise a thread holds one at most, or a pool's and then one of its lanes'.
   void lock_for_fork() noexcept {
     locks_lock_.lock();
-    for (SpinLock* lock : locks_) lock->lock();
+    for (ForkLocks* pool : locks_) pool->lock_for_fork();
     ledger.for_each_lock([](SpinLock& lock) { lock.lock(); });
     history.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
     history.lock_for_fork().unlock();
     ledger.for_each_lock([](SpinLock& lock) { lock.unlock(); });
-    for (SpinLock* lock : locks_) lock->unlock();
+    for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();
   }
 
@@ -71,7 +80,7 @@ struct Process {
 
  private:
   SpinLock locks_lock_;
-  std::vector<SpinLock*> locks_;
+  std::vector<ForkLocks*> locks_;
 };
 
 // Without the GIL inside, if this thread held it.

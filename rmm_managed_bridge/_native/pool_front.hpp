@@ -1,0 +1,108 @@
+// Pool, the part without its lock: a stream takes again what was freed on it last. Included by pool.hpp.
+#pragma once
+
+#include "pool.hpp"
+
+namespace rmm_bridge {
+
+// Which lane stands for which stream, as this thread saw it last. An entry may be stale: the front says under its own lock
+// whether it is open and for which stream. Lanes and pools are never freed.
+struct RememberedLane {
+  const Pool* pool = nullptr;
+  std::uint64_t key = 0;
+  Lane* lane = nullptr;
+};
+inline thread_local std::array<RememberedLane, 4> remembered_lanes;
+
+inline void Pool::remember(std::uint64_t key, Lane& lane) noexcept { remembered_lanes[key % 4] = {this, key, &lane}; }
+
+inline bool Pool::take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept {
+  Lane* lane = nullptr;
+  if (stream.host()) {
+    lane = &lanes_.at(ready_lane(side));
+  } else {
+    const RememberedLane& seen = remembered_lanes[stream.key % 4];
+    if (seen.pool != this || seen.key != stream.key) return false;
+    lane = seen.lane;
+  }
+  Front& front = lane->front;
+  char* ptr;
+  {
+    std::scoped_lock lock(front.lock);
+    if (!front.open || front.key != stream.key || front.bins.size() <= size.index || front.bins[size.index].empty()) {
+      return false;
+    }
+    ptr = front.bins[size.index].back();
+    front.bins[size.index].pop_back();
+    front.free_bytes -= size.bytes;
+    front.used_delta += static_cast<std::ptrdiff_t>(size.bytes);
+    ++front.live_delta;
+  }
+  Span* span = process_.pages.find(ptr);
+  Block* block = &span->blocks.load(std::memory_order_relaxed)[span->index_of(ptr)];
+  block->entry.store(0, std::memory_order_relaxed);
+  block->lane.store(lane->index, std::memory_order_relaxed);
+  block->flags.store(Block::kLive, std::memory_order_release);
+  out = {ptr, span, block, false, true};
+  return true;
+}
+
+// True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
+inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef* stream) noexcept {
+  const std::uint16_t index = block->lane.load(std::memory_order_relaxed);
+  if (index < kFirstStreamLane && (span->block_count == 1 || index != ready_lane(span->side))) return false;
+  Front& front = lanes_.at(index).front;
+  std::scoped_lock lock(front.lock);
+  if (!front.open || (stream != nullptr && front.key != stream->key)) return false;
+  try {
+    if (front.bins.size() <= span->class_index) front.bins.resize(span->class_index + 1);
+    front.bins[span->class_index].push_back(ptr);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  front.free_bytes += span->block_bytes;
+  front.used_delta -= static_cast<std::ptrdiff_t>(span->block_bytes);
+  --front.live_delta;
+  return true;
+}
+
+inline void Pool::drain(Lane& lane) noexcept {
+  Front& front = lane.front;
+  std::scoped_lock lock(front.lock);
+  if (front.untouched()) return;
+  for (std::size_t index = 0; index < front.bins.size(); ++index) {
+    auto& bin = front.bins[index];
+    if (bin.empty()) continue;
+    const std::size_t bytes = bin.size() * process_.pages.find(bin.front())->block_bytes;
+    try {
+      auto& into = lane.bin(static_cast<std::uint32_t>(index));
+      into.insert(into.end(), bin.begin(), bin.end());
+    } catch (const std::bad_alloc&) {
+      continue;  // they stay in front, where their own stream finds them
+    }
+    bin.clear();
+    front.free_bytes -= bytes;
+    lane.free_bytes += bytes;
+  }
+  lane.live_count += static_cast<std::size_t>(front.live_delta);  // wraps and comes back: it may arrive before its pair
+  live_count_ += static_cast<std::size_t>(front.live_delta);
+  used_bytes_ += static_cast<std::size_t>(front.used_delta);
+  front.live_delta = front.used_delta = 0;
+}
+
+inline void Pool::drain_all() noexcept {
+  drain(lanes_.at(ready_lane(Side::cpu)));
+  drain(lanes_.at(ready_lane(Side::gpu)));
+  lanes_.for_each_stream([&](Lane& lane) { drain(lane); });
+}
+
+// From here on the lane is the pool's alone, and its numbers are whole.
+inline void Pool::close_front(Lane& lane) noexcept {
+  {
+    std::scoped_lock lock(lane.front.lock);
+    lane.front.open = false;
+  }
+  drain(lane);
+}
+
+}  // namespace rmm_bridge

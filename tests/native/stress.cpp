@@ -1,0 +1,152 @@
+// Threads on one heap, for ThreadSanitizer and AddressSanitizer: reuse on streams of their own, stealing, frees by other
+// threads, resizing, trimming and reading, all at once. Every live block holds a pattern that nobody else may touch.
+//   stress FAKE_DRIVER_LIBRARY THREADS STEPS
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "heap.hpp"
+
+using namespace rmm_bridge;
+
+namespace {
+
+struct Held {
+  void* ptr;
+  std::size_t bytes;
+  CUstream stream;
+  bool host;
+};
+
+std::mutex shared_mutex;
+std::deque<Held> shared;  // blocks that any thread may free
+std::atomic<int> problems{0};
+
+void fail(const char* what, const void* ptr) {
+  std::fprintf(stderr, "%s at %p\n", what, ptr);
+  ++problems;
+}
+
+std::uint64_t pattern_of(const Held& held) { return reinterpret_cast<std::uintptr_t>(held.ptr) ^ held.bytes; }
+
+void mark(const Held& held) {
+  auto* words = static_cast<std::uint64_t*>(held.ptr);
+  words[0] = words[held.bytes / 8 - 1] = pattern_of(held);
+}
+
+void check(const Held& held) {
+  const auto* words = static_cast<const std::uint64_t*>(held.ptr);
+  if (words[0] != pattern_of(held) || words[held.bytes / 8 - 1] != pattern_of(held)) fail("a block was changed", held.ptr);
+}
+
+void give(Process& process, const Held& held, bool state_stream) {
+  check(held);
+  const CUstream* stream = held.host || !state_stream ? nullptr : &held.stream;
+  if (Heap::deallocate(process, held.ptr, held.bytes, stream, {}) != Freed::done) fail("a free was refused", held.ptr);
+}
+
+void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsigned seed, long steps) {
+  std::mt19937 random(seed);
+  std::vector<Held> mine;
+  const std::size_t sizes[] = {64, 200, 1024, 1024, 1024, 40'000, 300'000, 5'000'000};
+  for (long step = 0; step < steps; ++step) {
+    const unsigned what = random() % 100;
+    if (what < 50 && mine.size() < 20) {
+      Held held{nullptr, sizes[random() % std::size(sizes)], random() % 4 == 0 ? borrowed : owned, random() % 3 == 0};
+      Request request;
+      request.bytes = held.bytes;
+      request.alignment = 64;
+      request.side = held.host ? Side::cpu : Side::gpu;
+      request.host_ordered = held.host;
+      request.stream = held.stream;
+      Refusal refusal;
+      held.ptr = heap.allocate(request, refusal);
+      if (held.ptr == nullptr) continue;
+      mark(held);
+      mine.push_back(held);
+    } else if (what < 85 && !mine.empty()) {
+      const std::size_t which = random() % mine.size();
+      Held held = mine[which];
+      mine[which] = mine.back();
+      mine.pop_back();
+      if (what < 70) {
+        give(process, held, held.stream == borrowed || random() % 2 == 0);
+      } else {
+        std::scoped_lock lock(shared_mutex);
+        shared.push_back(held);
+      }
+    } else if (what < 92) {
+      Held held{};
+      {
+        std::scoped_lock lock(shared_mutex);
+        if (shared.empty()) continue;
+        held = shared.front();
+        shared.pop_front();
+      }
+      give(process, held, true);
+    } else if (what < 95 && !mine.empty() && mine.back().host) {
+      Held& held = mine.back();
+      check(held);
+      const std::size_t bytes = sizes[random() % std::size(sizes)];
+      if (void* moved = Heap::reallocate(process, held.ptr, bytes); moved != nullptr) {
+        held.ptr = moved;
+        held.bytes = bytes;
+        mark(held);
+      }
+    } else if (what < 96) {
+      heap.trim();
+    } else if (what < 97) {
+      heap.numbers();
+      heap.live_count();
+    } else if (what < 98) {
+      std::size_t count = 0;
+      process.ledger.for_each([&](const Entry&) { ++count; });
+      process.ledger.for_each_holder([&](const HolderKey&, const Usage&) { ++count; });
+    } else if (!mine.empty()) {
+      const Heap::Found found = Heap::find(process, static_cast<char*>(mine.back().ptr) + 8);
+      if (found.start != mine.back().ptr) fail("an interior pointer leads elsewhere", mine.back().ptr);
+    }
+  }
+  for (const Held& held : mine) give(process, held, true);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const int threads = std::atoi(argv[2]);
+  auto& process = *new Process();
+  process.history.set_limit(100);
+  process.driver.load(argv[1]);
+  CUcontext context = nullptr;
+  if (!process.driver.loaded || process.driver.primary_retain(&context, 0) != CUDA_SUCCESS) return 3;
+  process.driver.ctx_push(context);
+  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(Hugepages::never), &process.driver, context,
+                         std::size_t{1} << 31, 0, 1, Track::counters);
+  std::vector<CUstream> streams(2 * threads);
+  for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
+  static int owner;
+  for (int index = 0; index < threads; ++index) {
+    StreamRef ref;
+    heap.resolve(streams[2 * index], ref);
+    heap.adopt(ref, &owner);
+  }
+  std::vector<std::thread> workers;
+  for (int index = 0; index < threads; ++index) {
+    workers.emplace_back([&, index] {
+      process.driver.ctx_push(context);
+      work(process, heap, streams[2 * index], streams[2 * index + 1], 17 + index, std::atol(argv[3]));
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  for (const Held& held : shared) give(process, held, true);
+  if (heap.live_count() != 0 || heap.live_bytes() != 0 || process.ledger.current_bytes() != 0) fail("blocks are left", nullptr);
+  heap.retire();
+  if (!heap.close()) fail("the heap does not close", nullptr);
+  std::printf("%d problems\n", problems.load());
+  return problems.load() == 0 ? 0 : 1;
+}
