@@ -4,6 +4,7 @@
 // long as the process lives.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -89,7 +90,7 @@ class Heap : public Pool {
       process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
       return nullptr;
     }
-    live_bytes_.fetch_add(track_ == Track::off ? grant.span->block_bytes : request.bytes, std::memory_order_relaxed);
+    count_live(static_cast<std::int64_t>(track_ == Track::off ? grant.span->block_bytes : request.bytes));
     if (zeroed != nullptr) *zeroed = grant.zeroed;
     if (held != nullptr) *held = grant.held;
     return grant.ptr;
@@ -128,7 +129,7 @@ class Heap : public Pool {
                              stated_bytes == kUnstated ? 0 : stated_bytes});
       }
     }
-    heap->live_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    heap->count_live(-static_cast<std::int64_t>(bytes));
     StreamRef ref;
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
@@ -204,7 +205,11 @@ class Heap : public Pool {
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
-  std::size_t live_bytes() const noexcept { return live_bytes_.load(std::memory_order_relaxed); }
+  std::size_t live_bytes() const noexcept {
+    std::int64_t sum = 0;
+    for (const Counter& counter : live_bytes_) sum += counter.bytes.load(std::memory_order_relaxed);
+    return static_cast<std::size_t>(sum);
+  }
   int device() const noexcept { return device_; }
   std::uint8_t kind() const noexcept { return kind_; }
   Track track() const noexcept { return track_; }
@@ -246,18 +251,27 @@ class Heap : public Pool {
   void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::size_t old_bytes) noexcept {
     if (id == 0) return;
     process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
-    live_bytes_.fetch_add(bytes - old_bytes, std::memory_order_relaxed);
+    count_live(static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes));
     Entry entry;
     if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
       process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
     }
   }
 
+  // Threads count in lines of their own: one shared counter would cost each of eight threads more than a whole pair.
+  struct alignas(64) Counter {
+    std::atomic<std::int64_t> bytes{0};
+  };
+
+  void count_live(std::int64_t bytes) noexcept {
+    live_bytes_[native_thread_id() % live_bytes_.size()].bytes.fetch_add(bytes, std::memory_order_relaxed);
+  }
+
   const std::int16_t device_;
   const std::uint8_t kind_;
   const Track track_;
   std::atomic<bool> retired_{false};
-  std::atomic<std::size_t> live_bytes_{0};
+  std::array<Counter, 16> live_bytes_;
 };
 
 }  // namespace rmm_bridge
