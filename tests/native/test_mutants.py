@@ -54,6 +54,11 @@ MUTANTS = {
     "a view does not wait": Mutant(
         "pool.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
+    "a front takes what was freed on another stream": Mutant(
+        "pool_front.hpp", "if (!front.open || (stream != nullptr && front.key != stream->key))", "if (!front.open)"
+    ),
+    "a front takes what a view showed": Mutant("pool.hpp", "if (!exposed && put_front(", "if (put_front("),
+    "borrowed lanes have a front": Mutant("order.hpp", "bool open = false;", "bool open = true;"),
     "the cpu does not wait": Mutant("pool.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""),
     "streams are known by handle": Mutant(
         "pool.hpp", "out = {id, handle};", "out = {reinterpret_cast<std::uint64_t>(handle), handle};"

@@ -27,6 +27,11 @@ def test_threads_share_the_pool_without_a_race(sanitizer: str, tmp_path: Path) -
     steps = os.environ.get("BRIDGE_STRESS_STEPS", "4000")
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run(
-        [str(program), str(library), "4", steps], capture_output=True, text=True, env=environment, check=False, timeout=250
+        [str(program), str(library), "4", steps],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=250,
     )
     assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]
