@@ -10,11 +10,11 @@ from rmm_managed_bridge.units import parse_bytes
 
 Backend = Literal["auto", "managed", "system", "host"]
 Track = Literal["sites", "counters", "off"]
-NumpyScope = Literal["context"]
+NumpyScope = Literal["process", "context"]
 
 BACKENDS = ("auto", "managed", "system", "host")
 TRACKS = ("sites", "counters", "off")
-NUMPY_SCOPES = ("context",)
+NUMPY_SCOPES = ("process", "context")
 FRAMEWORKS = ("numpy", "cupy", "warp")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
@@ -28,7 +28,7 @@ class BridgeConfig:
     initial_pool_size: int | None = None
     maximum_pool_size: int | None = None
     devices: tuple[int, ...] | Literal["all"] | None = None
-    numpy_scope: str = "context"
+    numpy_scope: str = "process"
     numpy_min_bytes: int = 0
     track: str = "sites"
     given: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ def read_config(
         initial_pool_size=size("initial_pool_size", initial_pool_size),
         maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
         devices=_read_devices(*given("devices", devices)),
-        numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "context"),
+        numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
         given=frozenset(stated),

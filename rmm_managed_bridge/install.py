@@ -189,11 +189,13 @@ def install(
         takes from its upstream. There is no default that depends on the size of the card.
     devices : sequence of int, int or "all", optional
         Devices that get a pool; the current one by default.
-    numpy_scope : {"context"}
-        ``"context"``: NumPy arrays of this `contextvars` context, as NumPy's own rule has it: tasks inherit it, other
-        threads allocate as before.
+    numpy_scope : {"process", "context"}
+        ``"process"``: NumPy arrays of every thread, executor, asyncio task and `contextvars` context, but for contexts
+        in which somebody set a handler of their own. ``"context"``: those of this context, as NumPy's own rule has
+        it: tasks inherit it, other threads allocate as before.
     numpy_min_bytes : int or str
-        Smaller NumPy arrays come from the C library.
+        Smaller NumPy arrays come from where they came from before: NumPy's own functions, and in ``"context"`` scope
+        the C library.
     track : {"sites", "counters", "off"}
         What is recorded for each allocation: everything; all but the call site; nothing.
 
@@ -299,7 +301,7 @@ def _make_pools(config: BridgeConfig) -> Pools:
 
 def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
     if name == "numpy":
-        return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes)
+        return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes, config.numpy_scope)
     if name == "cupy":
         return CupyAdapter(pools.heaps)
     return WarpAdapter(pools.heaps)

@@ -1,11 +1,12 @@
 # distutils: language = c++
 """NumPy's data-memory handler. See numpy_handler.hpp and NEP 49."""
 
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetPointer
+from cpython.ref cimport PyObject
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uintptr_t
 from libc.stdlib cimport calloc
-from libc.string cimport strcpy
+from libc.string cimport memcpy, strcmp, strcpy
 
 from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin
@@ -22,12 +23,21 @@ cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
         void store(size_t size)
         size_t load()
 
+    cdef cppclass PlainMemory:
+        void* context
+        void* (*malloc)(void*, size_t) noexcept
+        void* (*calloc)(void*, size_t, size_t) noexcept
+        void* (*realloc)(void*, void*, size_t) noexcept
+        void (*free)(void*, void*, size_t) noexcept
+        bint numpys_own
+
     cdef cppclass NumpyGuest:
         CProcess* process
         Origin* origin
         uint8_t framework
         AtomicHeap heap
         AtomicSize least_bytes
+        PlainMemory plain
 
     void* numpy_malloc(void* context, size_t size_bytes) noexcept
     void* numpy_calloc(void* context, size_t count, size_t each) noexcept
@@ -49,10 +59,13 @@ cdef extern from "numpy/arrayobject.h":
         PyDataMemAllocator allocator
 
     object PyDataMem_GetHandler()
+    PyObject* PyDataMem_DefaultHandler
 
 cnp.import_array()
 
 NAME = "rmm_managed_bridge"
+
+cdef const char* CAPSULE_NAME = "mem_handler"
 
 
 cdef class NumpyHandler:
@@ -79,11 +92,11 @@ cdef class NumpyHandler:
         self.handler.allocator.calloc = numpy_calloc
         self.handler.allocator.realloc = numpy_realloc
         self.handler.allocator.free = numpy_free
-        self.capsule = PyCapsule_New(self.handler, "mem_handler", NULL)
+        self.capsule = PyCapsule_New(self.handler, CAPSULE_NAME, NULL)
         _immortal.append(self.capsule)
 
     def use(self, core.Heap heap, size_t least_bytes=0):
-        """New blocks of `least_bytes` or more come from `heap`; from the C library if it is None."""
+        """New blocks of `least_bytes` or more come from `heap`; from plain memory if it is None."""
         self.guest.least_bytes.store(least_bytes)
         self.guest.heap.store(<CHeap*>NULL if heap is None else heap.c_heap)
 
@@ -104,11 +117,66 @@ cdef class NumpyHandler:
         """Call the handler's realloc, likewise."""
         return <uintptr_t>numpy_realloc(self.guest, <void*>ptr, size_bytes)
 
-    def free(self, uintptr_t ptr):
+    def free(self, uintptr_t ptr, size_t size_bytes=0):
         """Call the handler's free, likewise."""
-        numpy_free(self.guest, <void*>ptr, 0)
+        numpy_free(self.guest, <void*>ptr, size_bytes)
+
+
+cdef class DefaultHandler(NumpyHandler):
+    """NumPy's own handler, that of every context without another, taken over for the life of the process.
+
+    NumPy reads a handler's functions out of its capsule when an array is *freed*. So the capsule is pointed at ours
+    once and never back: the next free of a pool array would go to the C library. `use` switches between two structures
+    that differ in name only; the functions pass on to NumPy's own what is not ours. There is one: `default_handler`.
+    """
+
+    cdef PyDataMem_Handler* resting
+
+    def __cinit__(self):
+        self.capsule = <object>PyDataMem_DefaultHandler
+        cdef PyDataMem_Handler* theirs = self.pointer()
+        self.resting = <PyDataMem_Handler*>calloc(1, sizeof(PyDataMem_Handler))
+        if self.resting == NULL:
+            raise MemoryError
+        memcpy(self.resting, self.handler, sizeof(PyDataMem_Handler))
+        memcpy(self.resting.name, theirs.name, sizeof(theirs.name))
+        self.resting.version = theirs.version
+        self.guest.plain.context = theirs.allocator.ctx
+        self.guest.plain.malloc = theirs.allocator.malloc
+        self.guest.plain.calloc = theirs.allocator.calloc
+        self.guest.plain.realloc = theirs.allocator.realloc
+        self.guest.plain.free = theirs.allocator.free
+        self.guest.plain.numpys_own = strcmp(theirs.name, "default_allocator") == 0
+        self.point_at(self.resting)
+
+    cdef PyDataMem_Handler* pointer(self) except NULL:
+        return <PyDataMem_Handler*>PyCapsule_GetPointer(self.capsule, CAPSULE_NAME)
+
+    cdef int point_at(self, PyDataMem_Handler* handler) except -1:
+        return PyCapsule_SetPointer(self.capsule, handler)
+
+    def use(self, core.Heap heap, size_t least_bytes=0):
+        """As in `NumpyHandler`, for every thread and context without a handler of its own."""
+        NumpyHandler.use(self, heap, least_bytes)
+        if self.taken_over:
+            self.point_at(self.resting if heap is None else self.handler)
+
+    @property
+    def taken_over(self):
+        """False if somebody pointed NumPy's capsule elsewhere since. Theirs stays: it may pass on to ours."""
+        cdef PyDataMem_Handler* now = self.pointer()
+        return now == self.handler or now == self.resting
 
 _immortal = []
+_default = None
+
+
+def default_handler():
+    """Return the one `DefaultHandler`. The first call takes over NumPy's own, at first without a heap."""
+    global _default
+    if _default is None:
+        _default = DefaultHandler()
+    return _default
 
 
 def current():

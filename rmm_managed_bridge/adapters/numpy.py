@@ -1,5 +1,6 @@
-"""NumPy: a native data-memory handler (NEP 49), set in the current context."""
+"""NumPy: a native data-memory handler (NEP 49), for the whole process or set in the current context."""
 
+import contextvars
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,14 +14,16 @@ _HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 
 
 class NumpyAdapter:
-    """Hooks NumPy in the context (PEP 567) that `hook` is called in, as NumPy's own rule has it.
+    """Hooks NumPy in one of two scopes.
 
-    asyncio tasks and `asyncio.to_thread` inherit it; other threads and executors do not, and allocate as before.
+    ``"context"`` is the context (PEP 567) that `hook` is called in, as NumPy's own rule has it: asyncio tasks and
+    `asyncio.to_thread` inherit it; other threads and executors do not, and allocate as before. ``"process"`` is every
+    context in which nobody set a handler: there NumPy uses its own, which is taken over.
     """
 
     name = "numpy"
 
-    def __init__(self, heap: core.Heap, least_bytes: int = 0) -> None:
+    def __init__(self, heap: core.Heap, least_bytes: int = 0, scope: str = "context") -> None:
         version = tuple(int(part) for part in np.__version__.split(".")[:2])
         if version < OLDEST:
             raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
@@ -30,18 +33,24 @@ class NumpyAdapter:
             )
         self._heap = heap
         self._least_bytes = least_bytes
-        self._handler = numpy_handler.NumpyHandler()
+        self._scope = scope
+        self._handler = numpy_handler.default_handler() if scope == "process" else numpy_handler.NumpyHandler()
         self._before: Any = None
 
     def hook(self) -> None:
         """Set the handler and check that it works; on failure NumPy is as before."""
-        self._before = numpy_handler.set_current(self._handler.capsule)
+        if self._scope == "context":
+            self._before = numpy_handler.set_current(self._handler.capsule)
         self._handler.use(self._heap, self._least_bytes)
         try:
-            self._check()
+            if self._scope == "context":
+                self._check()
+            else:
+                contextvars.Context().run(self._check)  # this context may have a handler of its own, and keeps it
         except BaseException:
             self._handler.use(None)
-            numpy_handler.set_current(self._before)
+            if self._scope == "context":
+                numpy_handler.set_current(self._before)
             raise
 
     def _check(self) -> None:
@@ -56,9 +65,14 @@ class NumpyAdapter:
     def unhook(self) -> str | None:
         """Undo `hook`. Returns why it could not, if another handler was set since; ours is then inactive.
 
-        Arrays that are alive go on: their memory is known by its address.
+        Arrays that are alive go on: their memory is known by its address. In process scope this may be called from
+        any thread and context.
         """
         self._handler.use(None)
+        if isinstance(self._handler, numpy_handler.DefaultHandler):
+            if self._handler.taken_over:
+                return None
+            return "NumPy's own handler was replaced by somebody else since, and was left as it is"
         if numpy_handler.current() is not self._handler.capsule:
             return (
                 "the NumPy handler of this context is not the bridge's (another was set since, or this is another "
