@@ -119,7 +119,7 @@ def test_the_block_of_one_install_uninstalls_it() -> None:
 
 def test_a_handler_that_was_set_since_stays_and_the_user_is_told() -> None:
     before = numpy_handler.current()
-    bridge.install("host", frameworks=["numpy"])
+    bridge.install("host", frameworks=["numpy"], numpy_scope="context")
     theirs = numpy_handler.NumpyHandler()
     numpy_handler.set_current(theirs.capsule)
     try:
@@ -133,7 +133,7 @@ def test_a_handler_that_was_set_since_stays_and_the_user_is_told() -> None:
 
 
 def test_uninstall_from_another_thread_says_what_it_could_not_undo() -> None:
-    bridge.install("host", frameworks=["numpy"])
+    bridge.install("host", frameworks=["numpy"], numpy_scope="context")
     array = np.ones(10)
     caught: list[Any] = []
 
@@ -158,7 +158,7 @@ def test_a_numpy_hook_that_does_not_work_is_noticed_and_undone(monkeypatch: pyte
     monkeypatch.setattr(numpy_handler, "NAME", "somebody else")
     before = numpy_handler.current()
     with pytest.raises(bridge.FrameworkError, match="does not use the bridge's handler"):
-        bridge.install("host", frameworks=["numpy"])
+        bridge.install("host", frameworks=["numpy"], numpy_scope="context")
     assert numpy_handler.current() is before
     assert not bridge.status().installed
     assert bridge.stats().generations == ()

@@ -249,7 +249,7 @@ def test_the_name_of_the_handler_is_right_without_other_packages() -> None:
             import numpy as np
             import rmm_managed_bridge as bridge
 
-            with bridge.installed("host", frameworks=["numpy"]):
+            with bridge.installed("host", frameworks=["numpy"], numpy_scope="context"):
                 array = np.empty(1)
             assert np._core.multiarray.get_handler_name(array) == "rmm_managed_bridge"
             assert np._core.multiarray.get_handler_version(array) == 1

@@ -1,0 +1,153 @@
+"""Run NumPy's own tests with and without the bridge, and compare what became of each.
+
+python tests/peers/numpy/compare.py            # a selection, less than a minute
+python tests/peers/numpy/compare.py --full     # all that `numpy.test()` runs
+python tests/peers/numpy/compare.py --full --backend managed
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PACKAGE = Path(np.__file__).parent
+SHORT = (
+    "_core/tests/test_mem_policy.py",
+    "_core/tests/test_mem_overlap.py",
+    "_core/tests/test_multiarray.py::TestResize",
+    "_core/tests/test_multiarray.py::TestMethods",
+    "_core/tests/test_multiarray.py::TestCreation",
+    "_core/tests/test_multiarray.py::TestAttributes",
+    "_core/tests/test_multiarray.py::TestFromBuffer",
+    "_core/tests/test_multiarray.py::TestIO",
+    "_core/tests/test_multiarray.py::TestPickling",
+    "_core/tests/test_multithreading.py",
+    "_core/tests/test_regression.py",
+    "_core/tests/test_item_selection.py",
+    "_core/tests/test_umath.py::TestOut",
+    "_core/tests/test_umath.py::TestSpecialMethods",
+)
+EXPLAINED = HERE / "explained.txt"
+
+
+@dataclass
+class Run:
+    """What one run of NumPy's tests gave. `end` is empty if it did not come to its end."""
+
+    outcomes: dict[str, list[str]] = field(default_factory=dict)
+    end: dict[str, object] = field(default_factory=dict)
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A test that did not become the same."""
+
+    test: str
+    without: tuple[str, ...]
+    with_bridge: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.test}: {' '.join(self.without) or 'not run'} -> {' '.join(self.with_bridge) or 'not run'}"
+
+
+def start(tests: Sequence[str], backend: str, folder: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """Start NumPy's tests in `folder`, away from this project's pytest settings."""
+    folder.mkdir()
+    path = folder / "outcomes.jsonl"
+    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("RMM_BRIDGE_", "PYTEST_"))},
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PEERS_BACKEND": backend,
+        "PEERS_OUTCOMES": str(path),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(folder), "-p", "outcomes"]
+    command += ["-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "np.test() profile"]
+    with (folder / "output.txt").open("w") as output:
+        started = subprocess.Popen(
+            [*command, *(str(PACKAGE / each) for each in tests)],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    return started, path
+
+
+def read(path: Path) -> Run:
+    """Return what a run has written."""
+    run = Run(output=(path.parent / "output.txt").read_text(errors="replace")[-4000:])
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        found = json.loads(line)
+        if "end" in found:
+            run.end = found
+        else:
+            run.outcomes.setdefault(found["test"], []).append(found["outcome"])
+    return run
+
+
+def run_both(tests: Sequence[str], backend: str, timeout: float) -> tuple[Run, Run]:
+    """Run the tests without and with the bridge, side by side."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = [start(tests, each, Path(folder) / (each or "plain")) for each in ("", backend)]
+        try:
+            for process, _ in started:
+                process.wait(timeout)
+        finally:
+            for process, _ in started:
+                process.kill()
+                process.wait()
+        plain, bridged = (read(path) for _, path in started)
+    return plain, bridged
+
+
+def differences(plain: Run, bridged: Run) -> list[Difference]:
+    """Return the tests whose outcomes differ, in order of their names."""
+    return [
+        Difference(test, before, after)
+        for test in sorted(plain.outcomes.keys() | bridged.outcomes.keys())
+        if (before := tuple(sorted(plain.outcomes.get(test, ()))))
+        != (after := tuple(sorted(bridged.outcomes.get(test, ()))))
+    ]
+
+
+def explained() -> dict[str, str]:
+    """Return the tests that are known to differ, each with its reason."""
+    lines = [line for line in EXPLAINED.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return {test.strip(): reason.strip() for test, _, reason in (line.partition(" | ") for line in lines)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, and return 1 if something differs that is not explained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="all that numpy.test() runs")
+    parser.add_argument("--backend", default="host", help="of the bridge (default: host)")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for both runs together")
+    parser.add_argument("tests", nargs="*", help="paths below the numpy package, instead of the selection")
+    given = parser.parse_args(arguments)
+    tests = given.tests or ([""] if given.full else SHORT)
+    plain, bridged = run_both(tests, given.backend, given.timeout)
+    reasons = explained()
+    found = differences(plain, bridged)
+    for each in found:
+        print(each, f"({reasons[each.test]})" if each.test in reasons else "(not explained)")
+    for name, run in (("without", plain), ("with", bridged)):
+        outcomes = [outcome for each in run.outcomes.values() for outcome in each]
+        counts = ", ".join(f"{outcomes.count(each)} {each}" for each in sorted(set(outcomes)))
+        print(f"{name} the bridge: {counts}; {run.end or 'did not end: ' + run.output}")
+    good = bool(plain.end and bridged.end and bridged.end["blocks"] and not bridged.end["wrong_frees"])
+    return 0 if good and all(each.test in reasons for each in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""NumPy's own tests give the same outcomes with the bridge as without it. Here a selection; see compare.py."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"peers_numpy_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+compare = _load("compare")
+
+
+def test_a_selection_gives_the_same_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    code = compare.main(["--timeout", "240"])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_a_difference_is_found_and_a_run_that_broke_off_is_no_success(tmp_path: Path) -> None:
+    def run(folder: str, lines: list[dict[str, object]]) -> Any:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "output.txt").write_text("Segmentation fault")
+        (tmp_path / folder / "outcomes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return compare.read(tmp_path / folder / "outcomes.jsonl")
+
+    plain = run("plain", [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "passed"}, {"end": True}])
+    bridged = run("bridged", [{"test": "a", "outcome": "failed"}])
+    found = [str(each) for each in compare.differences(plain, bridged)]
+    assert found == ["a: passed -> failed", "b: passed -> not run"]
+    assert plain.end
+    assert not bridged.end
+    assert bridged.output == "Segmentation fault"
+
+
+def test_every_explanation_names_a_test_and_a_reason() -> None:
+    assert all("::" in test and reason for test, reason in compare.explained().items())
