@@ -97,7 +97,7 @@ def test_everything_the_bridge_does_leaves_a_capture_alone(bridge, cupy, warp, r
         nonlocal view, exposed
         try:
             cupy.cuda.Device(0).use()
-            with bridge.numpy_allocator(), other:  # NumPy's handler does not reach other threads by itself
+            with bridge.numpy_allocator(), other:  # in context scope no other thread has the handler
                 fresh = [cupy.empty(size, "u1") for size in (100, 10_000, 3 << 20, 40 << 20)]  # the last one grows
                 fresh.append(bridge.as_cupy(np.ones(2000, "f4")))
                 bridge.as_numpy(fresh[-1])

@@ -127,7 +127,7 @@ def test_patterns_survive_reuse_on_many_streams_and_threads(bridge, cupy, slow) 
     failures: list[str] = []
 
     def work(seed: int) -> None:
-        with bridge.numpy_allocator():  # NumPy's handler does not reach other threads by itself
+        with bridge.numpy_allocator():  # in context scope no other thread has the handler
             check(seed)
 
     def check(seed: int) -> None:

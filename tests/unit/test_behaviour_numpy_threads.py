@@ -122,9 +122,9 @@ def test_sixteen_threads_allocate_resize_and_free_each_others_blocks(host_heap: 
     handed_over: queue.SimpleQueue[Block] = queue.SimpleQueue()
     with (
         bridge.installed("host", frameworks=["numpy"], numpy_scope="process", track="counters"),
-        recorded_events(THREADS * OPERATIONS * 3),
+        recorded_events(THREADS * OPERATIONS * 8),
     ):
-        before = bridge.stats()
+        before, dropped_count = bridge.stats(), bridge.history().dropped_count
         workers = [Worker(seed, host_heap, handed_over) for seed in range(THREADS)]
         threads = [threading.Thread(target=worker.run) for worker in workers]
         for thread in threads:
@@ -138,7 +138,7 @@ def test_sixteen_threads_allocate_resize_and_free_each_others_blocks(host_heap: 
         events = [event.action for event in history]
     assert [failure for worker in workers for failure in worker.failures] == []
     assert sum(worker.from_others for worker in workers) > 1000
-    assert history.dropped_count == 0
+    assert history.dropped_count == dropped_count
     assert events.count("allocate") == events.count("deallocate") == after.total_count - before.total_count
     assert events.count("resize") > 1000
     assert (after.current_bytes, after.current_count) == (before.current_bytes, before.current_count)
