@@ -25,7 +25,7 @@ read -ra pip_args <<<"${PIP_ARGS:-}"
 "$python" -m pip install --quiet --no-build-isolation --no-deps --no-index "${pip_args[@]}" "$package" 2>&1 | tee -a "$log"
 
 pytest_code=0
-"$python" -P -m pytest tests/unit tests/adapters tests/gpu -p no:cacheprovider --junitxml="$report" 2>&1 |
+"$python" -P -m pytest tests/adapters tests/gpu -p no:cacheprovider --junitxml="$report" 2>&1 |
     tee -a "$log" || pytest_code=$?
 
 demo_code=0

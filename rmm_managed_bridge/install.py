@@ -16,7 +16,7 @@ from rmm_managed_bridge.adapters.cupy import CupyAdapter
 from rmm_managed_bridge.adapters.numpy import NumpyAdapter
 from rmm_managed_bridge.adapters.warp import WarpAdapter
 from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, read_config
-from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, FrameworkError, InstallError
+from rmm_managed_bridge.errors import BackendError, BridgeWarning, FrameworkError, InstallError
 from rmm_managed_bridge.forks import warn_before_forks
 from rmm_managed_bridge.internal_files import internal_prefixes
 from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
@@ -146,7 +146,7 @@ class Bridge:
         """Attach to what RMM set, on every device that was served."""
         try:
             self._pools.renew(devices)
-        except BridgeError as error:
+        except Exception as error:
             _uninstall(self)
             raise InstallError(
                 f"rmm.reinitialize changed the memory under the bridge, which was uninstalled: {error}"
@@ -234,14 +234,15 @@ def install(
         core.set_internal_files(internal_prefixes())
         bridge = Bridge(config)
         try:
-            bridge._hook_all(config.frameworks or _imported(), required=config.frameworks is not None)
+            names = _imported() if config.frameworks is None else config.frameworks
+            bridge._hook_all(names, required=config.frameworks is not None)
             bridge._pools.attach()
+            reinitialize.watch(_around_reinitialize)
+            warn_before_forks()
         except BaseException:
             bridge._unhook_all()
             bridge._pools.detach()
             raise
-        reinitialize.watch(_around_reinitialize)
-        warn_before_forks()
         _bridge = bridge
         bridge._publish()
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
@@ -253,7 +254,8 @@ def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
     """Install for a ``with`` block: ``with bridge.installed("host"):``.
 
     Takes the arguments of `install`. Where a bridge is installed already, by an outer block or by `install`, the block
-    shares it, may add frameworks to it, and leaves it installed.
+    shares it, may add frameworks to it, and leaves it installed. There is one bridge in a process: with
+    ``numpy_scope="context"``, a block in another thread does not hook that thread's context (`numpy_allocator` does).
     """
     with _lock:
         outer = _bridge
@@ -326,6 +328,12 @@ def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> 
         bridge = _bridge
         if bridge is not None:
             bridge._before_reinitialize()
-        change()
+        try:
+            change()
+        except BaseException:
+            if bridge is not None:
+                # RMM has forgotten its resources by now, and would go on with memory that nobody tracks.
+                bridge._pools.reattach()
+            raise
         if bridge is not None:
             bridge._after_reinitialize(devices)

@@ -40,6 +40,9 @@ class Pools(Protocol):
     def renew(self, devices: Sequence[int]) -> None:
         """Start a new generation: RMM was re-initialised on `devices`, and forgot the others."""
 
+    def reattach(self) -> None:
+        """Make RMM use the pools as before: it forgot them in a re-initialisation that failed."""
+
     def all_heaps(self) -> list[core.Heap]:
         """Every heap of these pools."""
 
@@ -74,6 +77,9 @@ class HostPools:
         del devices
         old, self.cpu_heap = self.cpu_heap, self._make()
         old.retire()
+
+    def reattach(self) -> None:
+        pass
 
     def all_heaps(self) -> list[core.Heap]:
         return [self.cpu_heap]
@@ -184,6 +190,12 @@ class RmmPools:
             self.resources[device] = self._make_over(device)
             self._before[device] = before
             rmm.mr.set_per_device_resource(device, self.resources[device])
+
+    def reattach(self) -> None:
+        import rmm
+
+        for device, resource in self.resources.items():
+            rmm.mr.set_per_device_resource(device, resource)
 
     def _make_over(self, device: int) -> "ManagedBridgeResource":
         """A new resource over what RMM has now, whatever `install` built before."""

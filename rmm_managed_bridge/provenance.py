@@ -10,6 +10,7 @@ from rmm_managed_bridge.errors import ConfigError
 from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
 
 _LONGEST_TAG = 200
+_LONGEST_HISTORY = 10_000_000  # 130 bytes each
 
 
 class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
@@ -25,24 +26,22 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them.
     """
 
-    __slots__ = ("_name", "_tokens")
+    __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
         self._name = name
-        self._tokens: list[Any] = []
 
+    # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
-        outer = core.tag_name(core.tag_variable.get())
-        number = core.intern_tag(f"{outer}/{self._name}" if outer else self._name)
-        self._tokens.append(core.tag_variable.set(number))
+        core.tag_variable.set(core.nested_tag(core.tag_variable.get(), self._name))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        core.tag_variable.reset(self._tokens.pop())
+        core.tag_variable.set(core.outer_tag(core.tag_variable.get()))
 
     def __repr__(self) -> str:
         return f"tag({self._name!r})"
@@ -62,6 +61,8 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
         self._result = 0
 
     def __enter__(self) -> Self:
+        if self._scope is not None:
+            raise ConfigError("this peak scope is entered already; make one for each block")
         self._scope = ledger.open_peak_scope()
         return self
 
@@ -171,8 +172,8 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
 
     Costs about 100 ns an event. Events so far are kept as far as they fit.
     """
-    if limit < 0:
-        raise ConfigError(f"limit={limit}: a history keeps 0 events or more")
+    if not 0 <= limit <= _LONGEST_HISTORY:
+        raise ConfigError(f"limit={limit}: a history keeps 0 to {_LONGEST_HISTORY} events")
     ledger.set_history(limit, every_event)
 
 

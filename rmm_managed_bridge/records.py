@@ -40,7 +40,7 @@ class Allocation(NamedTuple):
     kind: str
     """``"managed"``, ``"system"``, ``"host"``, or ``"device"`` for an upstream that the bridge cannot place."""
     serial: int
-    """Counts allocations from 1, over the whole process."""
+    """Tells allocations of this process apart. Rises with time within a thread; threads take numbers in blocks."""
     resized_count: int
 
     def __str__(self) -> str:

@@ -30,11 +30,22 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def current_cupy_stream() -> Any:
-    """Return CuPy's current stream object on this thread and device."""
+def owns_its_stream(stream: Any) -> bool:
+    """Return False for objects that only wrap a handle: the stream may be destroyed while they are alive."""
+    root = type(stream).__module__.partition(".")[0]
+    if root == "cupy":
+        # An ExternalStream is made from a number; Stream.from_external keeps the object that it was made from.
+        return type(stream).__name__ != "ExternalStream"
+    if root == "warp":
+        return bool(getattr(stream, "owner", False))
+    return not isinstance(stream, int)
+
+
+def current_cupy_stream(device: int = -1) -> Any:
+    """Return CuPy's current stream object on this thread, on `device` or the current one."""
     import cupy
 
-    return cupy.cuda.get_current_stream()
+    return cupy.cuda.get_current_stream(device)
 
 
 def current_warp_stream(device: int) -> Any:
@@ -48,7 +59,7 @@ def stream_of(x: Any, device: int | None) -> Any:
     """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
     root = type(x).__module__.partition(".")[0]
     if root == "cupy" and "cupy" in sys.modules:
-        return current_cupy_stream()
+        return current_cupy_stream(-1 if device is None else device)
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
     return None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import warp
 
 _HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
+_WARP_DIMENSIONS = 4  # its ARRAY_MAX_DIMS
 _DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 
@@ -138,7 +139,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     device = _require_device(x, address)
     with cupy.cuda.Device(device):
         stream = streams.current_cupy_stream()
-        loan = _Loan(x, address.ptr, streams.current_cupy_stream)
+        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         _note_use(x, address.ptr)
         _hold(address.ptr, stream)
         core.order(address.ptr, streams.stream_handle(stream))
@@ -177,15 +178,18 @@ def as_warp(x: Any) -> "warp.array[Any]":
     _require_plain(x, address, dtype, "Warp")
     if address.shape == ():
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
+    if len(address.shape) > _WARP_DIMENSIONS:
+        raise ViewError(f"Warp has arrays of up to {_WARP_DIMENSIONS} dimensions, not {len(address.shape)}")
     try:
         warp_dtype = warp.dtype_from_numpy(dtype)
     except (RuntimeError, TypeError):
         raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
-    kind: str | None = "host"
-    if 0 not in address.shape:
-        _require_ours(x, address, dtype)
-        kind = core.kind_of(address.ptr)
-    if kind == "host":
+    if 0 in address.shape:
+        # It has no bytes, so no pool: it goes where the pool's arrays would.
+        device = max((heap.device for heap in core.heaps() if not heap.retired), default=-1)
+        return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    _require_ours(x, address, dtype)
+    if core.kind_of(address.ptr) == "host":
         return warp.array(
             ptr=address.ptr,
             dtype=warp_dtype,
@@ -257,7 +261,7 @@ def _import(name: str) -> Any:
 
 def _hold(ptr: int, stream: Any) -> None:
     """Keep the stream object alive for as long as blocks may name it."""
-    if isinstance(stream, int):
+    if not streams.owns_its_stream(stream):
         return
     heap = core.heap_containing(ptr)
     if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
@@ -279,8 +283,13 @@ def _note_use(x: Any, ptr: int) -> None:
 def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     if address.typestr == "":
         raise ViewError(f"{type(x).__name__} object has an address but no shape and dtype; pass an array")
-    if address.typestr[1] == "V" and address.descr and len(address.descr) > 1:
-        return np.dtype([tuple(field) for field in address.descr])
+    if address.typestr[1:2] == "V" and isinstance(x, np.ndarray):
+        return np.dtype(x.dtype)
+    if address.typestr[1:2] == "V" and address.descr and any(field[0] for field in address.descr):
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(address.descr)
+        if dtype.itemsize != int(address.typestr[2:]):
+            raise ViewError(f"the fields of this {type(x).__name__} cannot be told from its interface; copy it instead")
+        return dtype
     return np.dtype(address.typestr)
 
 

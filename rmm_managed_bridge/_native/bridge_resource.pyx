@@ -80,10 +80,10 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If the stream is being captured. The capture stays valid.
         """
         cdef Stream native = as_stream(stream)
-        # A Stream without an owner wraps a bare handle, whose life nobody vouches for.
+        # A Stream without an owner wraps a bare handle, whose life nobody vouches for; so does CuPy's ExternalStream.
         return self.heap.take(
             nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework,
-            None if native._owner is None else native,
+            None if native._owner is None or type(native._owner).__name__ == "ExternalStream" else native,
         )
 
     def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):

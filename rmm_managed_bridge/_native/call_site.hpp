@@ -129,8 +129,8 @@ class CallSites {
     auto found = index_.find(key);
     if (found == index_.end()) {
       if (sites_.size() >= kLimit) return kNative;
-      found = index_.emplace(key, static_cast<std::uint32_t>(sites_.size())).first;
       sites_.push_back({code, PyCode_Addr2Line(code, instruction)});
+      found = index_.emplace(key, static_cast<std::uint32_t>(sites_.size() - 1)).first;
     }
     last_key_ = key;
     return last_site_ = found->second;
@@ -149,6 +149,9 @@ class CallSites {
 // Who asks for memory, as far as this thread may look: site and tag need the GIL.
 class Origin {
  public:
+  explicit Origin(const Process* process) : process(process) {}
+
+  const Process* process;
   CallSites sites;
   bool tags_used = false;  // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
@@ -156,7 +159,8 @@ class Origin {
   Provenance capture(std::uint8_t framework, Track track) noexcept {
     Provenance who;
     who.framework = framework;
-    if (track == Track::off || !PyGILState_Check()) return who;
+    // After the interpreter has ended PyGILState_Check says yes to everybody, and the next call aborts.
+    if (track == Track::off || !process->running() || !PyGILState_Check()) return who;
     PyObject* tag = nullptr;
     if (tags_used && PyContextVar_Get(tag_variable, nullptr, &tag) == 0 && tag != nullptr) {
       who.tag = static_cast<std::uint32_t>(PyLong_AsLong(tag));

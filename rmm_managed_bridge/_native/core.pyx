@@ -40,7 +40,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     uint64_t unstated
 
     void set_internal(Origin* origin, vector[string] prefixes) except +
-    Origin* new_origin(object tag_variable) except +
+    Origin* new_origin(CProcess* process, object tag_variable) except +
 
 KINDS = ("host", "managed", "system", "device", "pinned")
 TRACKS = ("off", "counters", "sites")
@@ -49,13 +49,14 @@ PHASES = ("running", "forked", "exiting")
 # Number 0 stands for "no tag". Tags are interned for the life of the process, as call sites are.
 tag_variable = ContextVar("rmm_managed_bridge.tag", default=0)
 _tags = [""]
-_tag_numbers = {"": 0}
+_outer_tags = [0]
+_tag_numbers = {}
 _tag_lock = threading.Lock()
 _frameworks = ["other", "numpy", "cupy", "warp", "torch", "rmm"]
 _framework_numbers = {name: number for number, name in enumerate(_frameworks)}
 
 process = new CProcess()
-origin = new_origin(tag_variable)
+origin = new_origin(process, tag_variable)
 install_hooks(process)
 process.history.set_limit(1000)
 
@@ -72,15 +73,21 @@ cdef uint8_t framework_number(str name) except? 255:
     return number
 
 
-def intern_tag(str name):
-    """Return the number of the tag `name`, the same for each call."""
+def nested_tag(outer, str name):
+    """Return the number of the tag `name` inside the tag number `outer`, the same for each call."""
     origin.tags_used = True
     with _tag_lock:
-        number = _tag_numbers.get(name)
+        number = _tag_numbers.get((outer, name))
         if number is None:
-            number = _tag_numbers[name] = len(_tags)
-            _tags.append(name)
+            number = _tag_numbers[outer, name] = len(_tags)
+            _tags.append(f"{_tags[outer]}/{name}" if outer else name)
+            _outer_tags.append(outer)
     return number
+
+
+def outer_tag(number):
+    """Return the number of the tag that the tag number `number` was made inside of."""
+    return _outer_tags[number]
 
 
 def framework_name(number):
@@ -176,8 +183,7 @@ def expose(uintptr_t ptr, uintptr_t stream):
     cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
     if result == 2:
         raise BridgeError(
-            f"stream {stream:#x} cannot be recorded: it is being captured, or the driver does not know it; "
-            "record it before the capture begins"
+            f"stream {stream:#x} cannot be recorded: the driver does not know it; it may have been destroyed"
         )
     return result == 0
 
@@ -402,7 +408,10 @@ cdef class Heap:
 
     def trim(self):
         """Give free pieces back to upstream. Return their bytes."""
-        return self.c_heap.trim()
+        cdef size_t given_back = self.c_heap.trim()
+        if self.c_heap.retired():
+            self.close()  # which found pieces reserved while this was giving them back
+        return given_back
 
     def retire(self):
         """No more allocations are meant to come; the heap closes when its last block is gone."""
@@ -415,6 +424,8 @@ cdef class Heap:
             return True
         if not process.running() or not self.c_heap.retired() or not self.c_heap.close():
             return False
+        if self.closed:  # another thread did, while this one waited for the device without the GIL
+            return True
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_heap, lanes)
         for i in range(held.size()):
@@ -480,6 +491,14 @@ cdef void _call_retired(void* unused) noexcept with gil:
             heap.close()
 
 set_retired_callback(_call_retired)
+
+
+def _forget_tag_lock():
+    """In a forked child: a thread that held the lock is not there to let it go."""
+    global _tag_lock
+    _tag_lock = threading.Lock()
+
+os.register_at_fork(after_in_child=_forget_tag_lock)
 
 
 def _begin_exit():

@@ -34,7 +34,10 @@ inline void install_hooks(Process* process) {
   pthread_atfork([] { hooked_process->lock_for_fork(); }, [] { hooked_process->unlock_after_fork(); },
                  [] {
                    hooked_process->unlock_after_fork();
-                   hooked_process->phase.store(Phase::forked);
+                   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
+                   if (hooked_process->has_pools() || hooked_process->driver.loaded) {
+                     hooked_process->phase.store(Phase::forked);
+                   }
                  });
 }
 
@@ -79,8 +82,8 @@ inline int expose_block(Process* process, const void* ptr, CUstream stream) {
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
   auto* heap = static_cast<Heap*>(found.span->pool);
   StreamRef ref;
-  if (heap->resolve(stream, ref) != Refusal::none) return 2;
-  if (!process->running()) return 2;
+  // Also while the stream is being captured: the note costs no call that could break that.
+  if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
   heap->expose(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }
@@ -148,8 +151,8 @@ inline Heap* new_host_heap(Process* process, int hugepages, std::size_t limit, i
                   static_cast<Track>(track));
 }
 
-inline Origin* new_origin(PyObject* tag_variable) {
-  auto* origin = new Origin();
+inline Origin* new_origin(Process* process, PyObject* tag_variable) {
+  auto* origin = new Origin(process);
   Py_INCREF(tag_variable);
   origin->tag_variable = tag_variable;
   return origin;

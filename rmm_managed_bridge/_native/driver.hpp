@@ -31,8 +31,6 @@ namespace rmm_bridge {
   X(event_record, cuEventRecord, "cuEventRecord")                              \
   X(event_query, cuEventQuery, "cuEventQuery")                                 \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
-  X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                     \
-  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 
 struct Driver {

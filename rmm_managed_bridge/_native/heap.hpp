@@ -203,6 +203,16 @@ class Heap : public Pool {
     return found;
   }
 
+  // A free must not fail, and during a capture the stream's id is as good as ever. False if there is no such stream, or no
+  // device that this memory could be used on.
+  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept {
+    const Refusal refusal = resolve(handle, out);
+    if (refusal == Refusal::none) return !out.host();
+    if (refusal != Refusal::capturing) return false;
+    out = {id_of(handle), handle};
+    return out.key != 0;
+  }
+
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
   std::size_t live_bytes() const noexcept {
@@ -227,15 +237,6 @@ class Heap : public Pool {
     return entry;
   }
 
-  // A free must not fail, and during a capture the stream's id is as good as ever.
-  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept {
-    const Refusal refusal = resolve(handle, out);
-    if (refusal == Refusal::none) return !out.host();
-    if (refusal != Refusal::capturing) return false;
-    out = {id_of(handle), handle};
-    return out.key != 0;
-  }
-
   static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes,
                            const Provenance& who) noexcept {
     process.foreign_frees.fetch_add(1, std::memory_order_relaxed);
@@ -249,7 +250,11 @@ class Heap : public Pool {
   }
 
   void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::size_t old_bytes) noexcept {
-    if (id == 0) return;
+    if (id == 0) {  // then blocks count as large as they are
+      bytes = find(process(), ptr).span->block_bytes;
+      count_live(static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes));
+      return;
+    }
     process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
     count_live(static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes));
     Entry entry;

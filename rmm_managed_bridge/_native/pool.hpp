@@ -54,7 +54,12 @@ class Pool : public ForkLocks {
   // `driver` is null for memory that no device touches. `limit_bytes` bounds what is reserved from upstream.
   Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
        std::size_t limit_bytes)
-      : process_(process), upstream_(std::move(upstream)), driver_(driver), limit_bytes_(limit_bytes) {
+      : process_(process),
+        upstream_(std::move(upstream)),
+        chunk_bytes_(upstream_->chunk_bytes()),
+        gives_zeros_(upstream_->gives_zeros()),
+        driver_(driver),
+        limit_bytes_(limit_bytes) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
     process_.add_locks(this);
   }
@@ -71,6 +76,9 @@ class Pool : public ForkLocks {
     lanes_.for_each_front([](Front& front) { front.lock.unlock(); });
     lock_.unlock();
   }
+
+  // True if devices use this memory, so that its blocks have an order on streams.
+  bool ordered() const noexcept { return driver_ != nullptr; }
 
   // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
   Refusal resolve(CUstream handle, StreamRef& out) const {
@@ -194,7 +202,6 @@ class Pool : public ForkLocks {
       for (PageHeap* heap : {&cpu_heap_, &gpu_heap_}) {
         for (Chunk* chunk : heap->take_free_chunks()) chunks.push_back(chunk);
       }
-      for (Chunk* chunk : chunks) reserved_bytes_ -= chunk->upstream_bytes;
     }
     if (chunks.empty()) return 0;
     WithoutGil without(process_);
@@ -204,6 +211,9 @@ class Pool : public ForkLocks {
       upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
       delete chunk;
     }
+    // Only now: `close` lets upstream go once nothing is reserved.
+    std::scoped_lock lock(lock_);
+    reserved_bytes_ -= bytes;
     return bytes;
   }
 
@@ -413,7 +423,9 @@ class Pool : public ForkLocks {
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
 
   Process& process_;
-  std::unique_ptr<Upstream> upstream_;
+  std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
+  const std::size_t chunk_bytes_;
+  const bool gives_zeros_;
   const Driver* driver_;
   const std::size_t limit_bytes_;
   std::unique_ptr<EventPool> events_;

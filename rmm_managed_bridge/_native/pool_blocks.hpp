@@ -130,11 +130,10 @@ inline void Pool::release_idle_slabs(Side side) {
 }
 
 inline bool Pool::grow(const Want& want, Grant& out) {
-  if (upstream_ == nullptr) return false;
   const std::size_t usual = span_bytes_for(want.size.bytes);
   const std::size_t least = round_to_granule(want.size.bytes);
   std::size_t tried = 0;
-  for (std::size_t bytes : {std::max(usual, upstream_->chunk_bytes()), usual, least}) {
+  for (std::size_t bytes : {std::max(usual, chunk_bytes_), usual, least}) {
     if (bytes == tried) continue;
     tried = bytes;
     // Another thread may take what this one has just added; then there is no growth to be had, and the ladder goes on.
@@ -151,8 +150,9 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
   for (const std::size_t slack : {std::size_t{0}, kGranule}) {
     chunk->upstream_bytes = bytes + slack;
     {
+      // What is reserved keeps upstream: see `close`.
       std::scoped_lock lock(lock_);
-      if (chunk->upstream_bytes > limit_bytes_ - std::min(limit_bytes_, reserved_bytes_)) return false;
+      if (upstream_ == nullptr || chunk->upstream_bytes > limit_bytes_ - std::min(limit_bytes_, reserved_bytes_)) return false;
       reserved_bytes_ += chunk->upstream_bytes;
     }
     auto* raw = static_cast<char*>(upstream_->allocate(chunk->upstream_bytes));
@@ -164,7 +164,7 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
       try {
         process_.pages.reserve(chunk->base, bytes);
         std::scoped_lock lock(lock_);
-        heap(side).add_chunk(chunk.get(), this, upstream_->gives_zeros());
+        heap(side).add_chunk(chunk.get(), this, gives_zeros_);
         chunk.release();
         return true;
       } catch (const std::bad_alloc&) {

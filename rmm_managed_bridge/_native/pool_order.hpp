@@ -276,6 +276,7 @@ inline bool Pool::poll() {
   };
   std::vector<Probe> probes;
   std::vector<Idle> idle;
+  std::vector<std::uint16_t> recording;  // lanes whose handles are used below
   {
     std::scoped_lock lock(lock_);
     for (const Batch& batch : quarantine_) {
@@ -283,15 +284,16 @@ inline bool Pool::poll() {
         const Wait& wait = batch.waits[i];
         const Lane& lane = lanes_.at(wait.lane);
         if (wait.done || (wait.event == nullptr && !lane.owned)) continue;
+        if (wait.event == nullptr) recording.push_back(wait.lane);
         probes.push_back({batch.number, i, wait.event, lane.stream, wait.event == nullptr, false});
       }
     }
     lanes_.for_each_stream([&](const Lane& lane) {
       if (!lane.owned && !lane.events.empty()) idle.push_back({lane.index, lane.version, lane.events});
     });
+    hold(recording);
   }
   if (probes.empty() && idle.empty()) return false;
-  // An owned lane that a wait names has live_count > 0 and so keeps its stream object: its handle is good here.
   for (Probe& probe : probes) {
     if (probe.record && events_->record(probe.stream, probe.event) != Recorded::done) probe.event = nullptr;
     probe.finished = probe.event != nullptr && events_->finished(probe.event);
@@ -301,6 +303,7 @@ inline bool Pool::poll() {
   });
 
   std::scoped_lock lock(lock_);
+  release(recording);
   bool moved = false;
   auto batch = quarantine_.begin();
   for (const Probe& probe : probes) {

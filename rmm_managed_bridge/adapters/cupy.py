@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core, framework_entry
 from rmm_managed_bridge.errors import FrameworkError, InstallError
 
@@ -115,7 +116,7 @@ def _hold_stream(handle: int, device: int) -> None:
     import cupy
 
     stream = cupy.cuda.get_current_stream(device)
-    if int(stream.ptr) != handle:
+    if int(stream.ptr) != handle or not streams.owns_its_stream(stream):
         return
     for heap in core.heaps():
         if heap.device == device:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from rmm_managed_bridge._native import core, numpy_handler
-from rmm_managed_bridge.errors import FrameworkError, InstallError
+from rmm_managed_bridge.errors import ConfigError, FrameworkError, InstallError
 
 OLDEST = (2, 1)
 _HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
@@ -102,33 +102,46 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
     """
 
     def __init__(self, kind: str | None = None) -> None:
+        if kind not in (None, *_HOST_ACCESSIBLE):
+            raise ConfigError(f"kind={kind!r} is not one of {', '.join(map(repr, _HOST_ACCESSIBLE))}")
         self._kind = kind
-        self._adapters: list[NumpyAdapter] = []
 
+    # What to go back to is kept with the context, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
-        adapter = NumpyAdapter(_heap_for(self._kind))
-        adapter.hook()
-        self._adapters.append(adapter)
+        handler = _handler_for(_heap_for(self._kind))
+        before = numpy_handler.set_current(handler.capsule)
+        _outer_handlers.set((before, *_outer_handlers.get()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._adapters.pop().unhook()
+        before, *outer = _outer_handlers.get()
+        _outer_handlers.set(tuple(outer))
+        numpy_handler.set_current(before)
 
 
-_host_heap: core.Heap | None = None
+_outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "rmm_managed_bridge.outer_numpy_handlers", default=()
+)
+_handlers: dict[int, numpy_handler.NumpyHandler] = {}
+"""By generation of the heap. A handler lives as long as the process: there is one for each heap, not for each use."""
+
+
+def _handler_for(heap: core.Heap) -> numpy_handler.NumpyHandler:
+    handler = _handlers.get(heap.generation)
+    if handler is None:
+        handler = _handlers[heap.generation] = numpy_handler.NumpyHandler()
+        handler.use(heap)
+    return handler
 
 
 def _heap_for(kind: str | None) -> core.Heap:
-    global _host_heap
-    heaps = [heap for heap in core.heaps() if not heap.retired and heap.kind in _HOST_ACCESSIBLE]
-    for heap in reversed(heaps):
-        if kind in (None, heap.kind):
+    for heap in reversed(core.heaps()):
+        if not heap.retired and heap.kind in _HOST_ACCESSIBLE and kind in (None, heap.kind):
             return heap
     if kind == "host":
-        _host_heap = core.host_heap()
-        return _host_heap
+        return core.host_heap()
     raise InstallError(
         f"no pool of {kind or 'any'} memory serves now; call install() first, or make a ManagedBridgeResource"
     )

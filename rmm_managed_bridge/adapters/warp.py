@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.errors import FrameworkError
 
@@ -54,7 +55,8 @@ class WarpAllocator:
             device = self._devices[number] = warp.get_device(f"cuda:{number}")
         stream = device.stream
         handle = stream.cuda_stream or 0
-        return heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=stream, framework="warp")
+        owner = stream if streams.owns_its_stream(stream) else None
+        return heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""

@@ -57,7 +57,7 @@ def test_numpy_does_not_get_a_block_that_a_kernel_writes(bridge, cupy, slow, str
     with stream:
         device = bridge.as_cupy(host)
         bridge.record_stream(device, stream)
-        slow.fill(device, 9)
+        slow.fill(device, 9, clocks=2_500_000_000)  # longer than 20 arrays take to fill
     del host, device
     gc.collect()
     assert bridge.stats().quarantined_bytes >= 16 << 20

@@ -58,7 +58,9 @@ MUTANTS = {
         "pool_front.hpp", "if (!front.open || (stream != nullptr && front.key != stream->key))", "if (!front.open)"
     ),
     "a front takes what a view showed": Mutant("pool.hpp", "if (!exposed && put_front(", "if (put_front("),
-    "borrowed lanes have a front": Mutant("order.hpp", "bool open = false;", "bool open = true;"),
+    "every stream counts as held": Mutant(
+        "lanes.hpp", "if (stream.legacy() || stream.handle == CU_STREAM_PER_THREAD) own(lane);", "own(lane);"
+    ),
     "the cpu does not wait": Mutant("pool.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""),
     "streams are known by handle": Mutant(
         "pool.hpp", "out = {id, handle};", "out = {reinterpret_cast<std::uint64_t>(handle), handle};"

@@ -192,7 +192,12 @@ def test_an_alignment_that_cannot_be_is_refused(host_heap: Any, alignment: int) 
         host_heap.allocate(100, alignment=alignment)
 
 
-@pytest.mark.parametrize("kind", ["managed", "pinned", "nonsense", None])
+def test_the_numpy_allocator_refuses_a_kind_that_there_is_not() -> None:
+    with pytest.raises(bridge.ConfigError, match="'nonsense' is not one of 'host'"), bridge.numpy_allocator("nonsense"):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["managed", "pinned", None])
 def test_the_numpy_allocator_alone_says_what_it_needs(kind: str | None) -> None:
     before = bridge.status()
     with pytest.raises(bridge.InstallError, match=r"call install\(\) first"), bridge.numpy_allocator(kind):
