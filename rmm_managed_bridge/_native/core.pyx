@@ -90,16 +90,6 @@ def outer_tag(number):
     return _outer_tags[number]
 
 
-def framework_name(number):
-    """Return the name of a framework number."""
-    return _frameworks[number]
-
-
-def tag_name(number):
-    """Return the name of a tag number."""
-    return _tags[number]
-
-
 def set_internal_files(prefixes):
     """Call sites in files whose names begin with one of `prefixes` are not the user's."""
     cdef vector[string] native

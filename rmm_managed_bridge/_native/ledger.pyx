@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CProcess, CUsage, Entry, HistoryEvent, HolderKey, Origin
 
-from rmm_managed_bridge._native.core import KINDS, framework_name, tag_name
+from rmm_managed_bridge._native.core import KINDS, _frameworks, _tags  # lists that only grow
 from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.records import Allocation, CallSite, Event, History, Holder, Peak, Snapshot, Usage
 
@@ -58,14 +58,14 @@ cdef _SiteCache _sites = _SiteCache()
 cdef object _allocation(const Entry& entry):
     cdef HolderKey key = process.ledger.key_of(entry.holder)
     return Allocation(
-        entry.ptr, entry.bytes, framework_name(key.framework), _sites.get(key.site), tag_name(key.tag), key.device,
+        entry.ptr, entry.bytes, _frameworks[key.framework], _sites.get(key.site), _tags[key.tag], key.device,
         entry.stream, entry.thread, entry.time_ns, KINDS[key.kind], entry.serial, entry.resized_count,
     )
 
 
 cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
     return Holder(
-        framework_name(key.framework), tag_name(key.tag), _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
+        _frameworks[key.framework], _tags[key.tag], _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
     )
 
 
@@ -134,8 +134,8 @@ def history():
         entry = events[i].entry
         who = events[i].who
         result.append(Event(
-            ACTIONS[<int>events[i].action], entry.ptr, entry.bytes, events[i].stated_bytes, framework_name(who.framework),
-            tag_name(who.tag), _sites.get(who.site), who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
+            ACTIONS[<int>events[i].action], entry.ptr, entry.bytes, events[i].stated_bytes, _frameworks[who.framework],
+            _tags[who.tag], _sites.get(who.site), who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
         ))
     return History(tuple(result), dropped)
 
