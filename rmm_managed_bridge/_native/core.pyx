@@ -7,7 +7,8 @@ import os
 import threading
 from contextvars import ContextVar
 
-from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError, InstallError
+from rmm_managed_bridge._native import refusals
+from rmm_managed_bridge.errors import BridgeError, InstallError
 from rmm_managed_bridge.units import format_bytes
 
 cimport cython
@@ -178,13 +179,6 @@ def expose(uintptr_t ptr, uintptr_t stream):
     return result == 0
 
 
-cdef object _unheld(uintptr_t ptr):
-    return BridgeError(
-        f"the memory at {ptr:#x} was used on a stream that is known as a bare handle only, so its work cannot be waited "
-        "for; pass the stream object to record_stream(x, stream) first"
-    )
-
-
 def order(uintptr_t ptr, uintptr_t stream):
     """Make `stream` wait for the device work on the block at `ptr`, and note that it may touch the block from now on.
 
@@ -194,7 +188,7 @@ def order(uintptr_t ptr, uintptr_t stream):
     if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
         return False
     if refusal == Refusal.unheld_stream:
-        raise _unheld(ptr)
+        raise refusals.unheld_stream(ptr)
     if refusal != Refusal.none:
         raise BridgeError(
             f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
@@ -212,53 +206,30 @@ def synchronize(uintptr_t ptr):
             "end the capture first"
         )
     if refusal == Refusal.unheld_stream:
-        raise _unheld(ptr)
+        raise refusals.unheld_stream(ptr)
     if refusal != Refusal.none:
         raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")
 
 
 cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream):
-    """The exception for an allocation that was refused: what was asked, what is held, and by whom."""
+    """The exception for an allocation that was refused."""
     if not process.running():
-        state = phase()
-        return BackendError(
-            f"no memory for {format_bytes(requested_bytes)}: this process was forked after the pool was made; start "
-            "workers with the 'spawn' or 'forkserver' method, or call rmm_managed_bridge.install() only in the workers"
-            if state == "forked"
-            else f"no memory for {format_bytes(requested_bytes)}: the interpreter is shutting down"
-        )
+        return refusals.forked_or_exiting(phase(), requested_bytes)
     if refusal == Refusal.capturing:
-        return BridgeError(
-            f"{format_bytes(requested_bytes)} cannot be allocated on stream {stream:#x} while it is being captured: "
-            "allocate before the capture begins and use the array inside it"
-        )
+        return refusals.capturing(requested_bytes, stream)
     if refusal == Refusal.bad_stream:
-        return BridgeError(f"stream {stream:#x} is not a stream of this device; it may have been destroyed")
+        return refusals.bad_stream(stream)
     numbers = heap.numbers()
     if heap.retired() and numbers.reserved_bytes == 0:
-        return BackendError(
-            f"no memory for {format_bytes(requested_bytes)}: this pool was closed by uninstall() or rmm.reinitialize(); "
-            "call rmm_managed_bridge.install() again, or use the resource that is current now"
-        )
-    lines = [
-        f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(heap.live_bytes())} live, "
-        f"{format_bytes(numbers.reserved_bytes)} reserved, "
-        f"{format_bytes(numbers.quarantined_bytes)} waiting for device work"
-    ]
-    from rmm_managed_bridge._native.ledger import holders
-
-    top = sorted([holder for holder, _, _, _ in holders() if holder.current_bytes], key=lambda h: -h.current_bytes)
-    lines.extend(f"  {holder}" for holder in top[:5])
-    return MemoryError("\n".join(lines))
+        return refusals.closed(requested_bytes)
+    return refusals.out_of_memory(
+        requested_bytes, heap.live_bytes(), numbers.reserved_bytes, numbers.quarantined_bytes
+    )
 
 
 cdef object foreign(uintptr_t ptr, Freed freed):
     """The exception for a pointer that cannot be freed."""
-    if freed == Freed.foreign:
-        return ForeignPointerError(f"{ptr:#x} was not allocated by the bridge; nothing was freed. Free it where it came from")
-    return ForeignPointerError(
-        f"{ptr:#x} is not the start of a live block: it was freed before, or points into one; nothing was freed"
-    )
+    return refusals.foreign(ptr) if freed == Freed.foreign else refusals.not_live(ptr)
 
 
 # Every heap that is not closed. This keeps them, and what they stand on, alive while blocks are.

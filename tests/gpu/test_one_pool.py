@@ -159,6 +159,12 @@ def test_each_adapter_works_alone(rmm_pool, cupy: ModuleType, warp: ModuleType) 
         assert bridge.allocation_of(cupy.ones(100)).framework == "cupy"
     with warp.ScopedAllocator("cuda:0", bridge.warp_allocator):
         assert bridge.allocation_of(warp.ones(100, dtype=warp.float32, device="cuda:0")).framework == "warp"
+    try:
+        for set_it in (warp.set_cuda_allocator, lambda allocator: warp.set_device_allocator("cuda:0", allocator)):
+            set_it(bridge.warp_allocator)
+            assert bridge.allocation_of(warp.ones(100, dtype=warp.float32, device="cuda:0")).framework == "warp"
+    finally:
+        warp.set_cuda_allocator(None)
     with bridge.numpy_allocator():
         assert bridge.allocation_of(np.ones(100)).kind == "managed"
     assert bridge.allocation_of(np.ones(100)) is None

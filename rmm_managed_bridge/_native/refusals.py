@@ -1,0 +1,71 @@
+"""The exceptions for what the native core refuses: what happened, to what, and what to do."""
+
+from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError
+from rmm_managed_bridge.units import format_bytes
+
+
+def forked_or_exiting(phase: str, requested_bytes: int) -> BackendError:
+    """The error for an allocation in a process that must not make any."""
+    size = format_bytes(requested_bytes)
+    if phase == "forked":
+        return BackendError(
+            f"no memory for {size}: this process was forked after the pool was made; start workers with the 'spawn' or "
+            "'forkserver' method, or call rmm_managed_bridge.install() only in the workers"
+        )
+    return BackendError(f"no memory for {size}: the interpreter is shutting down")
+
+
+def capturing(requested_bytes: int, stream: int) -> BridgeError:
+    """The error for an allocation on a stream that is being captured."""
+    return BridgeError(
+        f"{format_bytes(requested_bytes)} cannot be allocated on stream {stream:#x} while it is being captured: "
+        "allocate before the capture begins and use the array inside it"
+    )
+
+
+def bad_stream(stream: int) -> BridgeError:
+    """The error for a stream that the driver does not take."""
+    return BridgeError(f"stream {stream:#x} is not a stream of this device; it may have been destroyed")
+
+
+def closed(requested_bytes: int) -> BackendError:
+    """The error for an allocation from a pool that has ended."""
+    return BackendError(
+        f"no memory for {format_bytes(requested_bytes)}: this pool was closed by uninstall() or rmm.reinitialize(); "
+        "call rmm_managed_bridge.install() again, or use the resource that is current now"
+    )
+
+
+def out_of_memory(requested_bytes: int, live_bytes: int, reserved_bytes: int, quarantined_bytes: int) -> MemoryError:
+    """The error for an allocation that neither pool nor upstream can serve. Says who holds the most."""
+    from rmm_managed_bridge._native.ledger import holders
+
+    lines = [
+        f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(live_bytes)} live, "
+        f"{format_bytes(reserved_bytes)} reserved, {format_bytes(quarantined_bytes)} waiting for device work"
+    ]
+    holding = [holder for holder, _, _, _ in holders() if holder.current_bytes]
+    lines.extend(f"  {holder}" for holder in sorted(holding, key=lambda holder: -holder.current_bytes)[:5])
+    return MemoryError("\n".join(lines))
+
+
+def foreign(ptr: int) -> ForeignPointerError:
+    """The error for freeing what lies outside every pool."""
+    return ForeignPointerError(
+        f"{ptr:#x} was not allocated by the bridge; nothing was freed. Free it where it came from"
+    )
+
+
+def not_live(ptr: int) -> ForeignPointerError:
+    """The error for freeing what is not the start of a live block."""
+    return ForeignPointerError(
+        f"{ptr:#x} is not the start of a live block: it was freed before, or points into one; nothing was freed"
+    )
+
+
+def unheld_stream(ptr: int) -> BridgeError:
+    """The error for waiting for work on a stream that nobody can ask."""
+    return BridgeError(
+        f"the memory at {ptr:#x} was used on a stream that is known as a bare handle only, so its work cannot be "
+        "waited for; pass the stream object to record_stream(x, stream) first"
+    )
