@@ -92,8 +92,8 @@ struct Driver {
   }
 };
 
-// While one lives, this thread has `context` current and its capture mode is relaxed, so that nothing it calls can
-// break a capture in global mode on another thread (DESIGN section 6: event queries, waits and allocation would).
+// While one lives, this thread has `context` current and its capture mode is relaxed, so that nothing it calls can break a
+// capture in global mode on another thread, as event queries, waits and allocation would (docs/design/measured.md).
 class DriverScope {
  public:
   DriverScope(const Driver* driver, CUcontext context) : driver_(driver), pushed_(context != nullptr) {

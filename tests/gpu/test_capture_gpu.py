@@ -79,7 +79,7 @@ def test_allocation_in_a_warp_capture_is_refused_and_the_capture_lives(bridge, w
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("where", ["same thread", "another thread"])
 def test_everything_the_bridge_does_leaves_a_capture_alone(bridge, cupy, warp, rmm_pool, mode, blocking, where) -> None:
-    """DESIGN's matrix: modes by kinds of stream by threads, and all operations inside."""
+    """Modes by kinds of stream by threads, and all operations inside."""
     captured = cupy.cuda.Stream(non_blocking=not blocking)
     other = cupy.cuda.Stream(non_blocking=True)
     with captured:

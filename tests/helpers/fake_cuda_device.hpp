@@ -1,5 +1,5 @@
 // The device behind the fake driver: work that ends only when a test says so, and captures that are lost exactly where
-// the real driver loses them (docs: DESIGN section 6).
+// the real driver loses them (docs/design/measured.md).
 //
 // An operation is a node that knows which operations come before it. A stream is the set of nodes that new work on it
 // would come after (its front), an event is a copy of such a set. So "is this block safe on that stream?" is "are all

@@ -1,4 +1,4 @@
-"""The fake driver behaves as the real one was measured to (DESIGN section 6): it loses captures where that one does."""
+"""The fake driver behaves as docs/design/measured.md says: it loses captures where the real one does."""
 
 import ctypes
 import re

@@ -177,7 +177,7 @@ def test_difference_text_accounts_for_every_allocation() -> None:
 
 
 def test_text_of_single_records() -> None:
-    """What DESIGN's first example prints, and the same without tag, on the host, from native code."""
+    """What the README's example prints, and the same without tag, on the host, from native code."""
     assert str(make_allocation()) == '16.0 MiB, numpy, tag "load", sim.py:9, cuda:0, managed'
     plain = make_allocation(requested_bytes=5, tag="", device=-1, kind="host", site=SITES[2])
     assert str(plain) == "5 B, numpy, native, host, host"
