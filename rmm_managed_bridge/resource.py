@@ -23,9 +23,6 @@ _KIND_OF_BOTTOM = {
     "PinnedHostMemoryResource": "pinned",
 }
 
-# Resources that are alive, so that install and reports find them; weak, since they belong to their users.
-_resources: "weakref.WeakSet[ManagedBridgeResource]" = weakref.WeakSet()
-
 
 def check_rmm_version() -> None:
     """Raise `BackendError` unless RMM is the release that the native part was built for."""
@@ -130,7 +127,6 @@ class ManagedBridgeResource(NativeBridgeResource):
             kind=kind_of_resource(upstream_mr),
             track=track,
         )
-        _resources.add(resource)
         weakref.finalize(resource, core.Heap.retire, resource.heap).atexit = False
         return resource
 
@@ -148,8 +144,3 @@ def current_device() -> int:
     from rmm._cuda.gpu import getDevice
 
     return int(getDevice())
-
-
-def live_resources() -> list[ManagedBridgeResource]:
-    """Return the resources that exist, oldest first."""
-    return sorted(_resources, key=lambda resource: resource.heap.generation)
