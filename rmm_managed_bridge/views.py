@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import blocks, core
 from rmm_managed_bridge.address import Address, address_of
 from rmm_managed_bridge.errors import ViewError
 
@@ -25,7 +25,7 @@ _DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 def owns(x: Any) -> bool:
     """Return True if `x`, an array of any framework or an address, lies in a live block of the bridge."""
-    return core.block_of(address_of(x).ptr) is not None
+    return blocks.block_of(address_of(x).ptr) is not None
 
 
 def record_stream(x: Any, stream: Any) -> None:
@@ -48,7 +48,7 @@ def record_stream(x: Any, stream: Any) -> None:
     """
     ptr = address_of(x).ptr
     _hold(ptr, stream)
-    if not core.expose(ptr, streams.stream_handle(stream)):
+    if not blocks.expose(ptr, streams.stream_handle(stream)):
         raise ViewError(_not_ours(x))
 
 
@@ -82,21 +82,21 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     """
     address = address_of(x)
     if isinstance(x, np.ndarray):
-        if core.block_of(address.ptr) is not None:
-            core.synchronize(address.ptr)
+        if blocks.block_of(address.ptr) is not None:
+            blocks.synchronize(address.ptr)
         return x
     dtype = _dtype_of(x, address)
     if 0 in address.shape:
         return np.empty(address.shape, dtype)
     _require_ours(x, address, dtype)
-    kind = core.kind_of(address.ptr)
+    kind = blocks.kind_of(address.ptr)
     if kind not in _HOST_ACCESSIBLE:
         raise ViewError(
             f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
             "install(backend='managed', ...), or copy it"
         )
     _note_use(x, address.ptr)
-    core.synchronize(address.ptr)
+    blocks.synchronize(address.ptr)
     return np.asarray(_ArrayInterface(x, address, dtype))
 
 
@@ -142,7 +142,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
         loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         _note_use(x, address.ptr)
         _hold(address.ptr, stream)
-        core.order(address.ptr, streams.stream_handle(stream))
+        blocks.order(address.ptr, streams.stream_handle(stream))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -189,7 +189,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
         device = max((heap.device for heap in core.heaps() if not heap.retired), default=-1)
         return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
     _require_ours(x, address, dtype)
-    if core.kind_of(address.ptr) == "host":
+    if blocks.kind_of(address.ptr) == "host":
         return warp.array(
             ptr=address.ptr,
             dtype=warp_dtype,
@@ -203,7 +203,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     stream = streams.current_warp_stream(device)
     _note_use(x, address.ptr)
     _hold(address.ptr, stream)
-    core.order(address.ptr, streams.stream_handle(stream))
+    blocks.order(address.ptr, streams.stream_handle(stream))
     return warp.array(
         ptr=address.ptr,
         dtype=warp_dtype,
@@ -247,7 +247,7 @@ class _Loan:
             return
         stream = self._current_stream()
         _hold(self._ptr, stream)
-        core.expose(self._ptr, streams.stream_handle(stream))
+        blocks.expose(self._ptr, streams.stream_handle(stream))
 
 
 def _import(name: str) -> Any:
@@ -270,14 +270,14 @@ def _hold(ptr: int, stream: Any) -> None:
 
 def _note_use(x: Any, ptr: int) -> None:
     """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
-    stream = streams.stream_of(x, core.device_of(ptr))
+    stream = streams.stream_of(x, blocks.device_of(ptr))
     if stream is None and type(x).__name__ == "DeviceBuffer" and type(x).__module__.startswith("rmm."):
         from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
 
         stream = stream_of_buffer(x)
     if stream is not None:
         _hold(ptr, stream)
-        core.expose(ptr, streams.stream_handle(stream))
+        blocks.expose(ptr, streams.stream_handle(stream))
 
 
 def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
@@ -312,7 +312,7 @@ def _extent(address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
 def _require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
     """Return (start, bytes) of the block that all of the array lies in."""
     low, size_bytes = _extent(address, dtype)
-    block = core.block_of(low)
+    block = blocks.block_of(low)
     if block is None or low + size_bytes > block[0] + block[1]:
         raise ViewError(_not_ours(x))
     return block
@@ -332,7 +332,7 @@ def _require_plain(x: Any, address: Address, dtype: "np.dtype[Any]", consumer: s
 
 
 def _require_device(x: Any, address: Address) -> int:
-    kind, device = core.kind_of(address.ptr), core.device_of(address.ptr)
+    kind, device = blocks.kind_of(address.ptr), blocks.device_of(address.ptr)
     if kind not in _DEVICE_ACCESSIBLE or device is None or device < 0:
         raise ViewError(
             f"this {type(x).__name__} lies in {kind} memory, which no device reaches; call "

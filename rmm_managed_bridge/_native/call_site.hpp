@@ -56,7 +56,6 @@ class CallSites {
   }
 
   const Site& at(std::uint32_t site) const { return sites_[site]; }
-  std::size_t size() const { return sites_.size(); }
 
  private:
 #if PY_VERSION_HEX >= 0x030D0000

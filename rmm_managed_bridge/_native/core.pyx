@@ -25,12 +25,8 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     int phase_of(CProcess* process)
     void set_retired_callback(void (*callback)(void*) noexcept)
 
-    bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
     CHeap* heap_of(CProcess* process, const void* ptr)
-    int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
-    bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
     int current_device_of(CProcess* process)
-    Refusal synchronize_block(CProcess* process, const void* ptr) except +
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
     Refusal stream_key(CHeap* heap, CUstream stream, uint64_t& key)
     bool holds_stream(CHeap* heap, CUstream stream)
@@ -99,20 +95,6 @@ def set_internal_files(prefixes):
     set_internal(origin, native)
 
 
-def block_of(address):
-    """Return (start, usable bytes) of the live block that `address` lies in, or None."""
-    cdef uintptr_t ptr
-    cdef uintptr_t start = 0
-    cdef size_t size_bytes = 0
-    try:
-        ptr = address
-    except OverflowError:
-        return None
-    if not live_block(process, <const void*>ptr, start, size_bytes):
-        return None
-    return start, size_bytes
-
-
 def heap_containing(uintptr_t ptr):
     """Return the heap whose range `ptr` lies in, or None."""
     cdef CHeap* found = heap_of(process, <const void*>ptr)
@@ -123,26 +105,9 @@ def heap_containing(uintptr_t ptr):
     return None
 
 
-def kind_of(uintptr_t ptr):
-    """Return the memory kind of the heap that `ptr` lies in, or None."""
-    cdef CHeap* heap = heap_of(process, <const void*>ptr)
-    return None if heap == NULL else KINDS[heap.kind()]
-
-
-def device_of(uintptr_t ptr):
-    """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
-    cdef CHeap* heap = heap_of(process, <const void*>ptr)
-    return None if heap == NULL else heap.device()
-
-
 def phase():
     """Return "running", "forked" or "exiting"."""
     return PHASES[phase_of(process)]
-
-
-def process_address():
-    """Return the address of the native state, for the other native modules."""
-    return <uintptr_t>process
 
 
 def load_driver(str library="libcuda.so.1"):
@@ -167,48 +132,6 @@ def current_device():
 def device_attribute(int device, int attribute):
     """Return an attribute of a device (a `CUdevice_attribute` number); 0 where it cannot be asked."""
     return process.driver.attribute(device, attribute)
-
-
-def expose(uintptr_t ptr, uintptr_t stream):
-    """Note that work on `stream` may touch the block at `ptr`. Return False if no live block is there."""
-    cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
-    if result == 2:
-        raise BridgeError(
-            f"stream {stream:#x} cannot be recorded: the driver does not know it; it may have been destroyed"
-        )
-    return result == 0
-
-
-def order(uintptr_t ptr, uintptr_t stream):
-    """Make `stream` wait for the device work on the block at `ptr`, and note that it may touch the block from now on.
-
-    Nothing waits on the CPU. Return False if no live block is there.
-    """
-    cdef Refusal refusal = Refusal.none
-    if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
-        return False
-    if refusal == Refusal.unheld_stream:
-        raise refusals.unheld_stream(ptr)
-    if refusal != Refusal.none:
-        raise BridgeError(
-            f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
-            "was destroyed; make views before the capture begins"
-        )
-    return True
-
-
-def synchronize(uintptr_t ptr):
-    """Wait until device work on the block at `ptr` is finished. Releases the GIL while it waits."""
-    cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
-    if refusal == Refusal.capturing:
-        raise BridgeError(
-            f"the memory at {ptr:#x} is used on a stream that is being captured: the CPU cannot wait for it; "
-            "end the capture first"
-        )
-    if refusal == Refusal.unheld_stream:
-        raise refusals.unheld_stream(ptr)
-    if refusal != Refusal.none:
-        raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")
 
 
 cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream):
@@ -401,10 +324,6 @@ cdef class Heap:
     def retired(self):
         """True once no more allocations are meant to come."""
         return self.c_heap.retired()
-
-    @property
-    def address(self):
-        return <uintptr_t>self.c_heap
 
     @property
     def device(self):

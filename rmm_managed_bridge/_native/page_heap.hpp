@@ -35,13 +35,11 @@ class PageHeap {
       pages_.set(rest->base, rest->bytes, rest);
       insert(rest);
     }
-    free_bytes_ -= bytes;
     return span;
   }
 
   // `span` becomes free. Cannot fail: see `spare_`.
   void give(Span* span) noexcept {
-    free_bytes_ += span->bytes;
     if (Span* next = neighbour(span, span->base + span->bytes); next != nullptr) {
       erase(next);
       absorb(span, next);
@@ -81,14 +79,12 @@ class PageHeap {
     for (Span* span : whole) {
       chunks.push_back(span->chunk);
       erase(span);
-      free_bytes_ -= span->bytes;
       pages_.set(span->base, span->bytes, nullptr);
       recycle(span);
     }
     return chunks;
   }
 
-  std::size_t free_bytes() const noexcept { return free_bytes_; }
   std::size_t largest_free_bytes() const noexcept { return free_.empty() ? 0 : free_.rbegin()->bytes; }
 
  private:
@@ -153,7 +149,6 @@ class PageHeap {
   std::vector<std::set<Key>::node_type> spare_;
   std::vector<Span*> unused_;
   std::vector<std::unique_ptr<Span>> all_;
-  std::size_t free_bytes_ = 0;
 };
 
 }  // namespace rmm_bridge

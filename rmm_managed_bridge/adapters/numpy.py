@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import blocks, core, numpy_handler
 from rmm_managed_bridge.errors import ConfigError, FrameworkError, InstallError
 
 OLDEST = (2, 1)
@@ -56,7 +56,7 @@ class NumpyAdapter:
     def _check(self) -> None:
         probe = np.empty(max(self._least_bytes, 1), "u1")
         name = np._core.multiarray.get_handler_name(probe)  # type: ignore[attr-defined]
-        if name != numpy_handler.NAME or core.block_of(probe.ctypes.data) is None:
+        if name != numpy_handler.NAME or blocks.block_of(probe.ctypes.data) is None:
             raise FrameworkError(
                 f"NumPy {np.__version__} does not use the bridge's handler (a new array is handled by {name!r}); "
                 "please report this with your NumPy and Python versions"

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure import Row, best_ns, print_rows
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, ledger, numpy_handler
+from rmm_managed_bridge._native import blocks, core, ledger, numpy_handler
 
 ROUNDS = 4
 
@@ -55,11 +55,11 @@ def ledger_rows() -> list[Row]:
 
 def lookup_rows() -> list[Row]:
     heap = core.host_heap()
-    blocks = [heap.allocate(256, cpu=True) for _ in range(100_000)]
-    found = best_ns(lambda: bridge.allocation_of(blocks[50_000] + 100), 5000)
-    native = best_ns(lambda: core.block_of(blocks[50_000] + 100), 5000)
+    live = [heap.allocate(256, cpu=True) for _ in range(100_000)]
+    found = best_ns(lambda: bridge.allocation_of(live[50_000] + 100), 5000)
+    native = best_ns(lambda: blocks.block_of(live[50_000] + 100), 5000)
     ledger_bytes = ledger.counters()[5]
-    for ptr in blocks:
+    for ptr in live:
         heap.deallocate(ptr)
     heap.retire()
     print(f"ledger: {ledger_bytes / 100_000:.0f} bytes a live allocation with 100,000 live, of which pool tables 8")

@@ -14,9 +14,10 @@ class Bench:
     """A heap on one device of the fake, and the streams and blocks that a test has there."""
 
     def __init__(self, fake: FakeCuda, *, device: int = 0, limit_bytes: int = EVERYTHING, track: str = "sites") -> None:
-        from rmm_managed_bridge._native import core, ledger
+        from rmm_managed_bridge._native import blocks, core, ledger
 
         self.fake, self.core, self.ledger, self.device = fake, core, ledger, device
+        self.blocks = blocks
         self.heap = core.host_heap(ordered=True, device=device, kind="managed", limit_bytes=limit_bytes, track=track)
         self.owners: dict[Stream, Owner] = {}
         self.live: dict[int, tuple[int, Stream | None]] = {}
@@ -51,11 +52,11 @@ class Bench:
 
     def expose(self, ptr: int, stream: Stream) -> None:
         """Tell the bridge that the stream may touch the block."""
-        assert self.core.expose(ptr, stream.handle)
+        assert self.blocks.expose(ptr, stream.handle)
 
     def order(self, ptr: int, stream: Stream) -> None:
         """Make the stream wait for the block's work, as a view does."""
-        assert self.core.order(ptr, stream.handle)
+        assert self.blocks.order(ptr, stream.handle)
 
     def used_and_freed(self, size_bytes: int, stream: Stream, *, state_stream: bool = True) -> tuple[int, int]:
         """Allocate on the stream, enqueue work there and free: return the block and the unfinished operation."""

@@ -52,7 +52,7 @@ def set_scene(bench: Bench, captured: Stream) -> Scene:
 def synchronize(scene: Scene, ptr: int) -> None:
     """Wait for a block; a refusal, since its stream is captured or only borrowed, is fine."""
     try:
-        scene.bench.core.synchronize(ptr)
+        scene.bench.blocks.synchronize(ptr)
     except BridgeError as error:
         assert "captured" in str(error) or "bare handle" in str(error)
 
@@ -202,7 +202,7 @@ def test_a_capture_that_begins_in_the_middle_of_a_call_survives_it(fake: FakeCud
         elif action == "order":
             bench.order(ptr, second)
         else:
-            bench.core.synchronize(ptr)
+            bench.blocks.synchronize(ptr)
     except (BridgeError, MemoryError):
         pass
     began = fake.lib.fake_begin_capture(first.id, GLOBAL) == 0
@@ -218,7 +218,7 @@ def test_stats_and_reads_of_the_driver_keep_the_threads_mode_and_context(bench: 
     bench.used_and_freed(MIB, stream)
     array = bench.allocate(MIB, cpu=True)
     bench.order(array, stream)
-    bench.core.synchronize(array)
+    bench.blocks.synchronize(array)
     bench.heap.trim()
     assert bench.fake.lib.fake_thread_mode() == GLOBAL
     assert bench.fake.lib.fake_context_depth() == 1

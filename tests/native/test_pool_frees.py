@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_cuda import PER_THREAD, FakeCuda
 from helpers.fake_cuda_pool import KIB, MIB, Bench
 
-from rmm_managed_bridge._native import core, ledger
+from rmm_managed_bridge._native import blocks, core, ledger
 from rmm_managed_bridge.errors import BridgeError, ForeignPointerError
 
 pytestmark = pytest.mark.fake_driver
@@ -90,8 +90,8 @@ def test_a_double_free_while_the_block_is_in_quarantine(bench: Bench) -> None:
     bench.free(array)
     with pytest.raises(ForeignPointerError):
         bench.heap.deallocate(array)
-    assert not core.expose(array, stream.handle)
-    assert not core.order(array, stream.handle)
+    assert not blocks.expose(array, stream.handle)
+    assert not blocks.order(array, stream.handle)
     bench.fake.finish(operation)
     with pytest.raises(ForeignPointerError):
         bench.heap.deallocate(array)
@@ -132,7 +132,7 @@ def test_work_on_one_device_does_not_land_on_another(fake: FakeCuda, current: in
         second.heap.trim()
         array = second.allocate(MIB, cpu=True)
         second.order(array, stream)
-        core.synchronize(array)
+        blocks.synchronize(array)
         second.free(array)
         depth.append(fake.lib.fake_context_depth())
         ended.append(core.current_device())

@@ -131,7 +131,7 @@ def test_synchronize_waits_for_all_work_on_the_block(bench: Bench, unheld: bool)
     operations = [bench.fake.enqueue(own), bench.fake.enqueue(other), bench.fake.enqueue(other, host=True)]
     if unheld:  # work of a stream that nobody recorded
         operations.append(bench.fake.enqueue(bench.owned()))
-    bench.core.synchronize(ptr)
+    bench.blocks.synchronize(ptr)
     assert all(bench.fake.done(operation) for operation in operations)
 
 

@@ -67,7 +67,7 @@ def test_the_legacy_stream_is_never_asked_for_its_id(bench: Bench) -> None:
     bench.fake.begin_capture(blocking)
     for handle in (0, 1):
         ptr = bench.heap.allocate(1024, stream=handle)
-        bench.core.expose(ptr, handle)
+        bench.blocks.expose(ptr, handle)
         bench.heap.deallocate(ptr, stream=handle)
     bench.heap.trim()
     assert bench.fake.end_capture(blocking)
@@ -96,7 +96,7 @@ def test_a_wait_releases_the_gil(bench: Bench) -> None:
     ran = threading.Event()
     thread = threading.Thread(target=ran.set)
     bench.fake.on_call("cuEventSynchronize", lambda: (thread.start(), thread.join(10))[1])
-    bench.core.synchronize(ptr)
+    bench.blocks.synchronize(ptr)
     assert ran.is_set()
 
 

@@ -311,7 +311,7 @@ class PoolMachine(RuleBasedStateMachine):
     def synchronize(self, which: int) -> None:
         block = self.block(which)
         try:
-            self.on(0, lambda: block.bench.core.synchronize(block.ptr))
+            self.on(0, lambda: block.bench.blocks.synchronize(block.ptr))
         except BridgeError:
             assert self.capturing() or (block.line is not None and not block.line.held)
         else:

@@ -123,7 +123,7 @@ def test_a_borrowed_handle_is_not_used_after_its_call(bench: Bench) -> None:
         bench.heap.trim()
     array = bench.allocate(1024, cpu=True)
     bench.expose(array, bench.owned())
-    bench.core.synchronize(array)
+    bench.blocks.synchronize(array)
     bench.free(array)
 
 
@@ -265,9 +265,9 @@ def test_a_block_shown_to_a_borrowed_stream_waits_for_it(bench: Bench) -> None:
 def test_waiting_for_a_block_of_a_borrowed_stream_is_refused_until_it_is_held(bench: Bench) -> None:
     ptr = bench.allocate(MIB, stream := bench.borrowed())
     operation = bench.fake.enqueue(stream)
-    for wait in (lambda: bench.core.synchronize(ptr), lambda: bench.core.order(ptr, bench.owned().handle)):
+    for wait in (lambda: bench.blocks.synchronize(ptr), lambda: bench.blocks.order(ptr, bench.owned().handle)):
         with pytest.raises(BridgeError, match="bare handle"):
             wait()
     bench.adopt(stream)
-    bench.core.synchronize(ptr)
+    bench.blocks.synchronize(ptr)
     assert bench.fake.done(operation)

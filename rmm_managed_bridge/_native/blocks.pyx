@@ -1,0 +1,91 @@
+# distutils: language = c++
+"""What lies at an address, and the device work that may touch it. See core_hooks.hpp."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uintptr_t
+from libcpp cimport bool
+
+from rmm_managed_bridge._native cimport core
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Refusal
+
+from rmm_managed_bridge._native import refusals
+from rmm_managed_bridge._native.core import KINDS
+from rmm_managed_bridge.errors import BridgeError
+
+
+cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
+    CHeap* heap_of(CProcess* process, const void* ptr)
+    bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
+    int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
+    bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
+    Refusal synchronize_block(CProcess* process, const void* ptr) except +
+
+cdef CProcess* process = core.process
+
+
+def block_of(address):
+    """Return (start, usable bytes) of the live block that `address` lies in, or None."""
+    cdef uintptr_t ptr
+    cdef uintptr_t start = 0
+    cdef size_t size_bytes = 0
+    try:
+        ptr = address
+    except OverflowError:
+        return None
+    if not live_block(process, <const void*>ptr, start, size_bytes):
+        return None
+    return start, size_bytes
+
+
+def kind_of(uintptr_t ptr):
+    """Return the memory kind of the heap that `ptr` lies in, or None."""
+    cdef CHeap* heap = heap_of(process, <const void*>ptr)
+    return None if heap == NULL else KINDS[heap.kind()]
+
+
+def device_of(uintptr_t ptr):
+    """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
+    cdef CHeap* heap = heap_of(process, <const void*>ptr)
+    return None if heap == NULL else heap.device()
+
+
+def expose(uintptr_t ptr, uintptr_t stream):
+    """Note that work on `stream` may touch the block at `ptr`. Return False if no live block is there."""
+    cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
+    if result == 2:
+        raise BridgeError(
+            f"stream {stream:#x} cannot be recorded: the driver does not know it; it may have been destroyed"
+        )
+    return result == 0
+
+
+def order(uintptr_t ptr, uintptr_t stream):
+    """Make `stream` wait for the device work on the block at `ptr`, and note that it may touch the block from now on.
+
+    Nothing waits on the CPU. Return False if no live block is there.
+    """
+    cdef Refusal refusal = Refusal.none
+    if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
+        return False
+    if refusal == Refusal.unheld_stream:
+        raise refusals.unheld_stream(ptr)
+    if refusal != Refusal.none:
+        raise BridgeError(
+            f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
+            "was destroyed; make views before the capture begins"
+        )
+    return True
+
+
+def synchronize(uintptr_t ptr):
+    """Wait until device work on the block at `ptr` is finished. Releases the GIL while it waits."""
+    cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
+    if refusal == Refusal.capturing:
+        raise BridgeError(
+            f"the memory at {ptr:#x} is used on a stream that is being captured: the CPU cannot wait for it; "
+            "end the capture first"
+        )
+    if refusal == Refusal.unheld_stream:
+        raise refusals.unheld_stream(ptr)
+    if refusal != Refusal.none:
+        raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")
