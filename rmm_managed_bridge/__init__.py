@@ -28,6 +28,7 @@ from rmm_managed_bridge.provenance import (
     snapshot,
     stats,
     status,
+    synchronize,
     tag,
     trim,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "snapshot",
     "stats",
     "status",
+    "synchronize",
     "tag",
     "trim",
     "uninstall",

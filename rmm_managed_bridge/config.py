@@ -1,12 +1,12 @@
 """The arguments of `install`, checked: arguments before the environment before the defaults."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rmm_managed_bridge.errors import ConfigError, FrameworkError
-from rmm_managed_bridge.units import parse_bytes
+from rmm_managed_bridge.units import parse_bytes, parse_bytes_or_fraction
 
 Backend = Literal["auto", "managed", "system", "host"]
 Track = Literal["sites", "counters", "off"]
@@ -15,8 +15,27 @@ NumpyScope = Literal["process", "context"]
 BACKENDS = ("auto", "managed", "system", "host")
 TRACKS = ("sites", "counters", "off")
 NUMPY_SCOPES = ("process", "context")
+POOLS = ("on", "off")
+ORDERINGS = ("cautious", "recorded")
+CAPTURES = ("refuse",)
 FRAMEWORKS = ("numpy", "cupy", "warp")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """What a pool is told when it is made. Sizes are bytes; None bounds nothing beyond what the pool itself does."""
+
+    limit_bytes: int | None = None
+    """Of what is reserved from upstream; by default the memory of the machine and of its devices."""
+    release_threshold_bytes: int | None = None
+    """More than this is not kept cached."""
+    quarantine_limit_bytes: int | None = None
+    """With more than this waiting for device work, an allocation waits for a while before it takes more memory."""
+    patience_ms: int = 1000
+    """How long that is."""
+    ordering: str = "cautious"
+    pool: str = "on"
 
 
 @dataclass(frozen=True)
@@ -27,12 +46,37 @@ class BridgeConfig:
     frameworks: tuple[str, ...] | None = None
     initial_pool_size: int | None = None
     maximum_pool_size: int | None = None
+    maximum_quarantine_size: int | float | None = None
+    release_threshold: int | float | None = None
+    """Bytes, or (a float) a fraction of the device's memory; so is `maximum_quarantine_size`."""
+    pool: str = "on"
+    ordering: str = "cautious"
+    capture: str = "refuse"
+    on_oom: Callable[[int, int], object] | None = None
     devices: tuple[int, ...] | Literal["all"] | None = None
     numpy_scope: str = "process"
     numpy_min_bytes: int = 0
     track: str = "sites"
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
+
+    def settings_for(self, memory_bytes: int) -> PoolSettings:
+        """Return the settings of a pool on a device (or host) that has this much memory."""
+
+        def size(value: int | float | None) -> int | None:
+            return int(value * memory_bytes) if isinstance(value, float) else value
+
+        # A quarter: enough for any pipeline that goes on, and a hanging kernel then leaves the rest to work with.
+        quarantine = self.maximum_quarantine_size
+        if quarantine is None:
+            quarantine = (self.maximum_pool_size or memory_bytes) // 4
+        return PoolSettings(
+            limit_bytes=self.maximum_pool_size,
+            release_threshold_bytes=size(self.release_threshold),
+            quarantine_limit_bytes=size(quarantine),
+            ordering=self.ordering,
+            pool=self.pool,
+        )
 
 
 def read_config(
@@ -41,6 +85,12 @@ def read_config(
     frameworks: Sequence[str] | str | None = None,
     initial_pool_size: int | str | None = None,
     maximum_pool_size: int | str | None = None,
+    maximum_quarantine_size: int | float | str | None = None,
+    release_threshold: int | float | str | None = None,
+    pool: str | None = None,
+    ordering: str | None = None,
+    capture: str | None = None,
+    on_oom: Callable[[int, int], object] | None = None,
     devices: Sequence[int] | int | str | None = None,
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
@@ -79,16 +129,29 @@ def read_config(
         found, source = given(name, value)
         return None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
 
+    def size_or_fraction(name: str, value: object) -> int | float | None:
+        found, source = given(name, value)
+        return None if found is None else parse_bytes_or_fraction(found, source)
+
+    if on_oom is not None and not callable(on_oom):
+        raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
+
     return BridgeConfig(
         backend=choice("backend", backend, BACKENDS, "auto"),
         frameworks=_read_frameworks(*given("frameworks", frameworks)),
         initial_pool_size=size("initial_pool_size", initial_pool_size),
         maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
+        maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
+        release_threshold=size_or_fraction("release_threshold", release_threshold),
+        pool=choice("pool", pool, POOLS, "on"),
+        ordering=choice("ordering", ordering, ORDERINGS, "cautious"),
+        capture=choice("capture", capture, CAPTURES, "refuse"),
+        on_oom=on_oom,
         devices=_read_devices(*given("devices", devices)),
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
-        given=frozenset(stated),
+        given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
 
 

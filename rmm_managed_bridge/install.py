@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rmm_managed_bridge import reinitialize, state, traits
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import core, pressure
 from rmm_managed_bridge.adapters.cupy import CupyAdapter
 from rmm_managed_bridge.adapters.numpy import NumpyAdapter
 from rmm_managed_bridge.adapters.warp import WarpAdapter
@@ -165,7 +165,13 @@ def install(
     frameworks: Sequence[str] | str | None = None,
     initial_pool_size: int | str | None = None,
     maximum_pool_size: int | str | None = None,
+    maximum_quarantine_size: int | float | str | None = None,
+    release_threshold: int | float | str | None = None,
     devices: Sequence[int] | int | str | None = None,
+    pool: str | None = None,
+    ordering: str | None = None,
+    capture: str | None = None,
+    on_oom: Callable[[int, int], object] | None = None,
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
@@ -187,8 +193,28 @@ def install(
     initial_pool_size, maximum_pool_size : int or str, optional
         For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
         takes from its upstream. There is no default that depends on the size of the card.
+    maximum_quarantine_size : int, float or str, optional
+        How much freed memory may wait for device work before an allocation waits (up to a second) for that work rather
+        than take more memory: bytes, text, or a fraction of the device's memory; a quarter of `maximum_pool_size` or
+        of the device by default. Where the work has not ended by then, a `BridgeWarning` says so.
+    release_threshold : int, float or str, optional
+        What is cached beyond this, bytes, text or a fraction of the device's memory, is given back by a thread of the
+        bridge's own, at most a second later. By default nothing is, but by `trim` and under pressure.
     devices : sequence of int, int or "all", optional
         Devices that get a pool; the current one by default.
+    pool : {"on", "off"}
+        ``"off"`` is for debugging: each block is a piece of upstream of its own between guard bytes, nothing is used
+        again, and what is written out of bounds or after a free is reported as a `BridgeWarning`. Slow.
+    ordering : {"cautious", "recorded"}
+        Which streams' work a block waits for that the CPU used or a view showed: ``"cautious"``, all those that the
+        bridge holds, since programs forget to tell; ``"recorded"``, those that are known to have touched it.
+    capture : {"refuse"}
+        An allocation on a stream that is being captured is an error, and the capture stays valid.
+    on_oom : callable, optional
+        ``on_oom(size_bytes, attempt)``, called with the GIL held when a request cannot be served; if it returns true,
+        having made room, the request is tried once more, and so on. `attempt` counts from 1. It may allocate, and what
+        it then cannot get is an ordinary error. An exception from it becomes a note on the `MemoryError`. It is not
+        called for allocations of native code without the GIL. Belongs to the process, not to one pool.
     numpy_scope : {"process", "context"}
         ``"process"``: NumPy arrays of every thread, executor, asyncio task and `contextvars` context, but for contexts
         in which somebody set a handler of their own. ``"context"``: those of this context, as NumPy's own rule has
@@ -215,7 +241,13 @@ def install(
         frameworks=frameworks,
         initial_pool_size=initial_pool_size,
         maximum_pool_size=maximum_pool_size,
+        maximum_quarantine_size=maximum_quarantine_size,
+        release_threshold=release_threshold,
         devices=devices,
+        pool=pool,
+        ordering=ordering,
+        capture=capture,
+        on_oom=on_oom,
         numpy_scope=numpy_scope,
         numpy_min_bytes=numpy_min_bytes,
         track=track,
@@ -244,6 +276,7 @@ def install(
             bridge._pools.detach()
             raise
         _bridge = bridge
+        pressure.on_oom = config.on_oom
         bridge._publish()
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
@@ -281,6 +314,7 @@ def uninstall() -> None:
 def _uninstall(bridge: Bridge) -> None:
     global _bridge
     _bridge = None
+    pressure.on_oom = None
     state.current = state.NOT_INSTALLED
     reinitialize.unwatch()
     complaints = bridge._unhook_all() + bridge._pools.detach()

@@ -62,9 +62,8 @@ class HostPools:
         self.cpu_heap = self._make()
 
     def _make(self) -> core.Heap:
-        return core.host_heap(
-            hugepages=advise_hugepages(), limit_bytes=self._config.maximum_pool_size, track=self._config.track
-        )
+        settings = self._config.settings_for(core.memory_bytes(-1))
+        return core.host_heap(hugepages=advise_hugepages(), settings=settings, track=self._config.track)
 
     def attach(self) -> None:
         pass
@@ -113,7 +112,7 @@ class RmmPools:
         import rmm
         from rmm._cuda.gpu import getDevice, setDevice
 
-        from rmm_managed_bridge.resource import ManagedBridgeResource, kind_of_resource
+        from rmm_managed_bridge.resource import ManagedBridgeResource, bottom_of, kind_of_resource
 
         able = traits.device_traits(device)
         upstream: DeviceMemoryResource
@@ -147,8 +146,17 @@ class RmmPools:
                         "initial_pool_size='2GiB') first, or let the bridge build the pool: "
                         "install(backend='managed', initial_pool_size='2GiB')"
                     )
+            if self._config.pool == "off":
+                upstream = bottom_of(upstream)
             return ManagedBridgeResource(
-                upstream, device=device, track=self._config.track, maximum_pool_size=self._config.maximum_pool_size
+                upstream,
+                device=device,
+                track=self._config.track,
+                maximum_pool_size=self._config.maximum_pool_size,
+                maximum_quarantine_size=self._config.maximum_quarantine_size,
+                release_threshold=self._config.release_threshold,
+                pool=self._config.pool,
+                ordering=self._config.ordering,
             )
         finally:
             setDevice(before)

@@ -8,6 +8,7 @@ from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.address import address_of
 from rmm_managed_bridge.errors import ConfigError
 from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
+from rmm_managed_bridge.units import format_bytes, parse_bytes
 
 _LONGEST_TAG = 200
 _LONGEST_HISTORY = 10_000_000  # 130 bytes each
@@ -24,18 +25,23 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     ----------
     name : str
         Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them.
+    limit : int or str, optional
+        The most that may be live of what is allocated in blocks with this tag and this limit, tags inside them
+        included, in bytes or as text such as ``"2GiB"``: beyond it, an allocation is a `MemoryError`. A resize counts
+        too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``.
     """
 
-    __slots__ = ("_name",)
+    __slots__ = ("_limit_bytes", "_name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limit: int | str | None = None) -> None:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
         self._name = name
+        self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
 
     # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
-        core.tag_variable.set(core.nested_tag(core.tag_variable.get(), self._name))
+        core.tag_variable.set(core.nested_tag(core.tag_variable.get(), self._name, self._limit_bytes))
         return self
 
     def __exit__(
@@ -44,7 +50,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         core.tag_variable.set(core.outer_tag(core.tag_variable.get()))
 
     def __repr__(self) -> str:
-        return f"tag({self._name!r})"
+        limit = "" if self._limit_bytes is None else f", limit={format_bytes(self._limit_bytes)!r}"
+        return f"tag({self._name!r}{limit})"
 
 
 class peak_scope:  # noqa: N801 - used like a function, as `tag`
@@ -98,7 +105,7 @@ def allocation_of(x: Any) -> Allocation | None:
 
 def stats() -> Stats:
     """Return the counters of all pools of this process."""
-    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _ = ledger.counters()
+    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
     holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
     reserved = used = quarantined = 0
     for heap in core.heaps():
@@ -118,6 +125,7 @@ def stats() -> Stats:
         foreign_frees=foreign_frees,
         size_mismatches=size_mismatches,
         failures=failures,
+        damaged_blocks=damaged_blocks,
         track=state.current.track,
         numpy_scope=state.current.numpy_scope,
         generations=generations(),
@@ -189,3 +197,17 @@ def trim() -> int:
     GIL is released meanwhile.
     """
     return sum(heap.trim() for heap in core.heaps())
+
+
+def synchronize() -> None:
+    """Wait until the work on every stream that the bridge holds is finished. The GIL is released meanwhile.
+
+    Streams that the bridge never saw are not waited for: use the framework's own call for those.
+
+    Raises
+    ------
+    BridgeError
+        If one of the streams is being captured. The capture stays valid.
+    """
+    for heap in core.heaps():
+        heap.synchronize()

@@ -220,6 +220,8 @@ class Stats:
     generations: tuple[Generation, ...] = ()
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """How each framework stands: ``"hooked"``, or the reason why not."""
+    damaged_blocks: int = 0
+    """With ``pool="off"``: how often a block was found written out of its bounds or after it was freed."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
 
     def by(self, key: GroupKey) -> dict[str, Usage]:
@@ -274,7 +276,8 @@ class Event(NamedTuple):
     """One thing that happened to memory, from the bounded history."""
 
     action: str
-    """``"allocate"``, ``"deallocate"``, ``"resize"``, ``"failure"``, ``"foreign_free"`` or ``"size_mismatch"``."""
+    """``"allocate"``, ``"deallocate"``, ``"resize"``, ``"failure"``, ``"foreign_free"``, ``"size_mismatch"`` or
+    ``"damage"``."""
     ptr: int
     requested_bytes: int
     stated_bytes: int

@@ -8,9 +8,8 @@ from rmm.pylibrmm.memory_resource import DeviceMemoryResource
 
 from rmm_managed_bridge import traits
 from rmm_managed_bridge._native import core
-from rmm_managed_bridge.config import TRACKS
+from rmm_managed_bridge.config import read_config
 from rmm_managed_bridge.errors import BackendError, ConfigError
-from rmm_managed_bridge.units import parse_bytes
 
 # The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
 from rmm_managed_bridge._native.bridge_resource import NativeBridgeResource  # isort: skip
@@ -68,6 +67,9 @@ class ManagedBridgeResource(NativeBridgeResource):
     maximum_pool_size : int or str, optional
         The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``; by default the memory
         of the machine and of its devices together.
+    maximum_quarantine_size, release_threshold, pool, ordering
+        As for `install`. With ``pool="off"`` each block is a piece of `upstream_mr` of its own, so that should be no
+        pool.
 
     Attributes
     ----------
@@ -91,6 +93,10 @@ class ManagedBridgeResource(NativeBridgeResource):
         device: int | None = None,
         track: str = "sites",
         maximum_pool_size: int | str | None = None,
+        maximum_quarantine_size: int | float | str | None = None,
+        release_threshold: int | float | str | None = None,
+        pool: str = "on",
+        ordering: str = "cautious",
     ) -> Self:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise ConfigError(
@@ -105,13 +111,18 @@ class ManagedBridgeResource(NativeBridgeResource):
                     "stands on (its upstream_mr)"
                 )
             stack = getattr(stack, "upstream_mr", None)
-        if track not in TRACKS:
-            raise ConfigError(f"track={track!r} is not one of {', '.join(map(repr, TRACKS))}")
+        # The environment is for `install`: what is constructed has what it was given.
+        config = read_config(
+            track=track,
+            maximum_pool_size=maximum_pool_size,
+            maximum_quarantine_size=maximum_quarantine_size,
+            release_threshold=release_threshold,
+            pool=pool,
+            ordering=ordering,
+            environment={},
+        )
         check_rmm_version()
         devices, _ = traits.load_driver()
-        limit = (
-            core.physical_bytes() if maximum_pool_size is None else parse_bytes(maximum_pool_size, "maximum_pool_size")
-        )
         if devices == 0:
             device = -1
         elif device is None:
@@ -123,7 +134,7 @@ class ManagedBridgeResource(NativeBridgeResource):
             upstream_mr,
             ordered=devices > 0,
             device=device,
-            limit_bytes=limit,
+            settings=config.settings_for(core.memory_bytes(device)),
             kind=kind_of_resource(upstream_mr),
             track=track,
         )

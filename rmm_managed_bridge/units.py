@@ -51,6 +51,25 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
     return size_bytes
 
 
+def parse_bytes_or_fraction(size: object, name: str = "size") -> int | float:
+    """Return `size` as `parse_bytes` does, or, for a number with a point between 0 and 1, as that fraction.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither.
+    """
+    try:
+        fraction = float(size) if isinstance(size, float) or (isinstance(size, str) and "." in size) else None
+    except ValueError:  # with a unit
+        fraction = None
+    if fraction is None:
+        return parse_bytes(size, name)  # type: ignore[arg-type]  # which says what is wrong with it
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"{name}={size!r} is not a size, nor a fraction between 0.0 and 1.0 of the memory there is")
+    return fraction
+
+
 def format_bytes(size_bytes: int) -> str:
     """Return `size_bytes` for people: ``"512 B"``, ``"1.50 KiB"``, ``"16.0 MiB"``, always three figures or more."""
     sign, magnitude = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)

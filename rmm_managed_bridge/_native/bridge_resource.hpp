@@ -109,6 +109,8 @@ class BridgeResource {
         return ptr;
       case Refusal::out_of_memory:
         throw rmm::out_of_memory("rmm_managed_bridge: out of memory");
+      case Refusal::over_budget:
+        throw rmm::out_of_memory("rmm_managed_bridge: the limit of the tag would be passed");
       case Refusal::capturing:
         throw std::runtime_error(
             "rmm_managed_bridge: managed memory cannot be allocated on a stream that is being captured; allocate "
@@ -128,7 +130,7 @@ class BridgeResource {
 static_assert(cuda::mr::resource_with<BridgeResource, cuda::mr::device_accessible>);
 
 inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstream, bool ordered, int device,
-                          std::size_t limit, int kind, int track) {
+                          const PoolOptions& options, int kind, int track) {
   CUcontext context = nullptr;
   const Driver* driver = ordered ? &process->driver : nullptr;
   if (ordered && driver->primary_retain(&context, device) != CUDA_SUCCESS) {
@@ -136,7 +138,7 @@ inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstr
   }
   auto owned = std::make_unique<RmmUpstream>(
       cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
-  return new Heap(*process, std::move(owned), driver, context, limit, device, static_cast<std::uint8_t>(kind),
+  return new Heap(*process, std::move(owned), driver, context, options, device, static_cast<std::uint8_t>(kind),
                   static_cast<Track>(track));
 }
 

@@ -7,6 +7,7 @@ from typing_extensions import disjoint_base
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge._native.core import KINDS as KINDS
 from rmm_managed_bridge._native.core import TRACKS as TRACKS
+from rmm_managed_bridge.config import PoolSettings
 
 def stream_of_buffer(buffer: DeviceBuffer) -> Any: ...
 
@@ -18,7 +19,7 @@ class NativeBridgeResource(UpstreamResourceAdaptor):
         *,
         ordered: bool,
         device: int,
-        limit_bytes: int,
+        settings: PoolSettings | None,
         kind: str,
         track: str,
     ) -> Self: ...

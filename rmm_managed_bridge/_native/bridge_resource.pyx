@@ -15,7 +15,7 @@ from rmm.pylibrmm.stream cimport Stream
 from rmm.pylibrmm.utils cimport as_stream
 
 from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin, PoolOptions
 
 from rmm.pylibrmm.stream import DEFAULT_STREAM
 
@@ -27,7 +27,8 @@ cdef extern from "bridge_resource.hpp" namespace "rmm_bridge" nogil:
         BridgeResource(CHeap* heap, Origin* origin, uint8_t framework)
 
     CHeap* new_rmm_heap(
-        CProcess* process, device_async_resource_ref upstream, bool ordered, int device, size_t limit, int kind, int track
+        CProcess* process, device_async_resource_ref upstream, bool ordered, int device, const PoolOptions& options, int kind,
+        int track
     ) except +
 
 
@@ -48,12 +49,12 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
     cdef readonly core.Heap heap
     cdef uint8_t framework
 
-    def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, size_t limit_bytes, str kind,
-                  str track):
+    def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, object settings, str kind, str track):
         cdef core.Heap heap = core.Heap.__new__(core.Heap)
         heap.attach(
             new_rmm_heap(
-                core.process, upstream_mr.get_mr(), ordered, device, limit_bytes, KINDS.index(kind), TRACKS.index(track)
+                core.process, upstream_mr.get_mr(), ordered, device, core.pool_options(settings), KINDS.index(kind),
+                TRACKS.index(track),
             ),
             kind, track, upstream_mr,
         )

@@ -1,4 +1,4 @@
-from libc.stddef cimport size_t
+from libc.stddef cimport ptrdiff_t, size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool
 from libcpp.memory cimport unique_ptr
@@ -55,10 +55,33 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         void load(const char* library)
         int attribute(int device, int which)
         size_t total_memory()
+        int device_memory(size_t* size_bytes, int device)
 
     cdef cppclass CHistory "rmm_bridge::History":
         void set_limit(size_t limit) except +
         vector[HistoryEvent] copy(uint64_t& dropped) except +
+
+    cdef enum class NoticeKind "rmm_bridge::Notice::Kind"(int):
+        quarantine_full
+
+    cdef cppclass CNotice "rmm_bridge::Notice":
+        NoticeKind kind
+        size_t bytes
+        ptrdiff_t offset
+        HolderKey who
+        Entry entry
+
+    cdef cppclass CNotices "rmm_bridge::Notices":
+        vector[CNotice] take()
+
+    cdef cppclass CBudget "rmm_bridge::Budget":
+        CBudget* outer
+        int64_t limit_bytes
+        int64_t live_bytes
+
+    cdef cppclass CBudgets "rmm_bridge::Budgets":
+        bool add(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
+        CBudget* find(uint32_t tag)
 
     cdef cppclass CLedger "rmm_bridge::Ledger":
         bool read(uint32_t id, Entry& out)
@@ -79,6 +102,8 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass CProcess "rmm_bridge::Process":
         CProcess() except +
         CLedger ledger
+        CBudgets budgets
+        CNotices notices
         CHistory history
         CDriver driver
         bool running()
@@ -88,6 +113,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         out_of_memory
         capturing
         bad_stream
+        over_budget
         unheld_stream
 
     cdef enum class Track(int):
@@ -115,6 +141,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         size_t alignment
         Side side
         bool host_ordered
+        bool may_collect
         CUstream stream
         Provenance who
 
@@ -125,14 +152,28 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         size_t largest_free_bytes
         size_t lane_count
 
+    cdef cppclass Milliseconds "std::chrono::milliseconds":
+        Milliseconds()
+        Milliseconds(int64_t count)
+
+    cdef cppclass PoolOptions:
+        size_t limit_bytes
+        size_t release_threshold_bytes
+        size_t quarantine_limit_bytes
+        Milliseconds patience
+        bool cautious
+        bool alone
+
     cdef cppclass CHeap "rmm_bridge::Heap":
         void* allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept
         PoolNumbers numbers() except +
+        const PoolOptions& options()
         size_t live_count()
         size_t live_bytes()
         size_t trim() except +
         bool close() except +
         bool poll() except +
+        Refusal synchronize_all() except +
         void retire()
         bool retired()
         int device()
@@ -149,6 +190,7 @@ cdef extern from "call_site.hpp" namespace "rmm_bridge":
 cdef CProcess* process
 cdef Origin* origin
 cdef uint8_t framework_number(str name) except? 255
+cdef PoolOptions pool_options(object options) except *
 cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream)
 cdef object foreign(uintptr_t ptr, Freed freed)
 

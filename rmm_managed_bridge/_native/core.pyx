@@ -7,7 +7,7 @@ import os
 import threading
 from contextvars import ContextVar
 
-from rmm_managed_bridge._native import refusals
+from rmm_managed_bridge._native import pressure, refusals
 from rmm_managed_bridge.errors import BridgeError, InstallError
 from rmm_managed_bridge.units import format_bytes
 
@@ -20,11 +20,11 @@ cdef extern from "Python.h":
 
 
 cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
-    void install_hooks(CProcess* process)
+    void install_hooks(CProcess* process, void (*closed)() noexcept, void (*notice)() noexcept,
+                       bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
+    void stop_keeper(CProcess* process)
     void set_phase(CProcess* process, int phase)
     int phase_of(CProcess* process)
-    void set_retired_callback(void (*callback)(void*) noexcept)
-
     CHeap* heap_of(CProcess* process, const void* ptr)
     int current_device_of(CProcess* process)
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
@@ -33,7 +33,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
     void* retire_lane(CHeap* heap, unsigned short lane) except +
-    CHeap* new_host_heap(CProcess* process, int hugepages, size_t limit, int kind, int track, int device, bool ordered) except +
+    CHeap* new_host_heap(CProcess* process, int hugepages, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated
 
     void set_internal(Origin* origin, vector[string] prefixes) except +
@@ -54,7 +54,6 @@ _framework_numbers = {name: number for number, name in enumerate(_frameworks)}
 
 process = new CProcess()
 origin = new_origin(process, tag_variable)
-install_hooks(process)
 process.history.set_limit(1000)
 
 
@@ -70,13 +69,15 @@ cdef uint8_t framework_number(str name) except? 255:
     return number
 
 
-def nested_tag(outer, str name):
-    """Return the number of the tag `name` inside the tag number `outer`, the same for each call."""
+def nested_tag(outer, str name, limit_bytes=None):
+    """Return the number of the tag `name` inside the tag number `outer`, the same for each call with this limit."""
     origin.tags_used = True
     with _tag_lock:
-        number = _tag_numbers.get((outer, name))
+        number = _tag_numbers.get((outer, name, limit_bytes))
         if number is None:
-            number = _tag_numbers[outer, name] = len(_tags)
+            if not process.budgets.add(len(_tags), outer, -1 if limit_bytes is None else limit_bytes):
+                raise BridgeError("a limit cannot be set after a million different tags; use a fixed set of names")
+            number = _tag_numbers[outer, name, limit_bytes] = len(_tags)
             _tags.append(f"{_tags[outer]}/{name}" if outer else name)
             _outer_tags.append(outer)
     return number
@@ -85,6 +86,17 @@ def nested_tag(outer, str name):
 def outer_tag(number):
     """Return the number of the tag that the tag number `number` was made inside of."""
     return _outer_tags[number]
+
+
+def budgets_of(number):
+    """Return [(tag, limit, live bytes)] of the budgets that the tag number `number` charges, innermost first."""
+    found = []
+    while number:
+        budget = process.budgets.find(number)
+        if budget != NULL and (budget != process.budgets.find(_outer_tags[number])):
+            found.append((_tags[number], budget.limit_bytes, <int64_t>budget.live_bytes))
+        number = _outer_tags[number]
+    return found
 
 
 def set_internal_files(prefixes):
@@ -116,12 +128,21 @@ def load_driver(str library="libcuda.so.1"):
     return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
 
 
+def memory_bytes(int device):
+    """Return the memory of one device; of this machine for -1."""
+    cdef size_t size_bytes = 0
+    if device < 0:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    process.driver.device_memory(&size_bytes, device)
+    return size_bytes
+
+
 def physical_bytes():
     """Return the memory of this machine and of all its devices: no pool can ever use more.
 
     The driver reserves address space for a managed request of any size, so something has to say no.
     """
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + process.driver.total_memory()
+    return memory_bytes(-1) + process.driver.total_memory()
 
 
 def current_device():
@@ -142,11 +163,14 @@ cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintpt
         return refusals.capturing(requested_bytes, stream)
     if refusal == Refusal.bad_stream:
         return refusals.bad_stream(stream)
+    if refusal == Refusal.over_budget:
+        return refusals.over_budget(requested_bytes, budgets_of(tag_variable.get()))
     numbers = heap.numbers()
     if heap.retired() and numbers.reserved_bytes == 0:
         return refusals.closed(requested_bytes)
     return refusals.out_of_memory(
-        requested_bytes, heap.live_bytes(), numbers.reserved_bytes, numbers.quarantined_bytes
+        requested_bytes, heap.live_bytes(), numbers.reserved_bytes, numbers.quarantined_bytes,
+        numbers.largest_free_bytes, heap.options().limit_bytes,
     )
 
 
@@ -220,6 +244,7 @@ cdef class Heap:
         request.alignment = alignment
         request.side = Side.cpu if cpu else Side.gpu
         request.host_ordered = not ordered
+        request.may_collect = True
         request.stream = <CUstream>stream
         request.who = origin.capture(framework, self.c_heap.track())
         cdef void* ptr = self.c_heap.allocate(request, refusal, NULL, &held)
@@ -290,6 +315,14 @@ cdef class Heap:
             self.c_heap.poll()  # lets the dropped streams' memory and numbers go where their work is finished
         return count
 
+    def synchronize(self):
+        """Wait for the work on every stream that the pool holds. Releases the GIL meanwhile."""
+        cdef Refusal refusal = self.c_heap.synchronize_all()
+        if refusal == Refusal.capturing:
+            raise BridgeError("a stream is being captured: waiting would destroy the capture; end it first")
+        if refusal != Refusal.none:
+            raise BridgeError("the CUDA driver failed while waiting for a stream; look at the kernels before it")
+
     def trim(self):
         """Give free pieces back to upstream. Return their bytes."""
         cdef size_t given_back = self.c_heap.trim()
@@ -353,24 +386,52 @@ cdef class Heap:
         )
 
 
-def host_heap(*, bint hugepages=False, limit_bytes=None, str track="sites", str kind="host",
-              int device=-1, bint ordered=False):
+cdef PoolOptions pool_options(object options) except *:
+    """A `config.PoolSettings`, or None for the defaults, as the native pool takes it."""
+    cdef PoolOptions native
+    native.limit_bytes = physical_bytes()
+    if options is not None:
+        if options.limit_bytes is not None:
+            native.limit_bytes = options.limit_bytes
+        if options.release_threshold_bytes is not None:
+            native.release_threshold_bytes = options.release_threshold_bytes
+        if options.quarantine_limit_bytes is not None:
+            native.quarantine_limit_bytes = options.quarantine_limit_bytes
+        native.patience = Milliseconds(<int64_t>options.patience_ms)
+        native.cautious = options.ordering == "cautious"
+        native.alone = options.pool == "off"
+    return native
+
+
+def host_heap(*, bint hugepages=False, settings=None, str track="sites", str kind="host", int device=-1,
+              bint ordered=False):
     """Return a heap on memory from `mmap`. `ordered`: with the ordering of `device`, for tests on a fake driver."""
     cdef Heap heap = Heap.__new__(Heap)
-    cdef size_t limit = physical_bytes() if limit_bytes is None else limit_bytes
     heap.attach(
-        new_host_heap(process, hugepages, limit, KINDS.index(kind), TRACKS.index(track), device, ordered),
+        new_host_heap(
+            process, hugepages, pool_options(settings), KINDS.index(kind), TRACKS.index(track), device, ordered
+        ),
         kind, track, None,
     )
     return heap
 
 
-cdef void _call_retired(void* unused) noexcept with gil:
+cdef void _call_closed() noexcept with gil:
     for heap in heaps():
         if heap.retired:
             heap.close()
 
-set_retired_callback(_call_retired)
+
+cdef void _call_notices() noexcept with gil:
+    from rmm_managed_bridge._native import notices
+
+    notices.warn()
+
+
+cdef bool _call_relieve(size_t size_bytes, int attempt, bool may_collect) noexcept with gil:
+    return pressure.relieve(size_bytes, attempt, may_collect)
+
+install_hooks(process, _call_closed, _call_notices, _call_relieve)
 
 
 def _forget_tag_lock():
@@ -383,6 +444,8 @@ os.register_at_fork(after_in_child=_forget_tag_lock)
 
 def _begin_exit():
     set_phase(process, 2)
+    with nogil:
+        stop_keeper(process)
 
 # Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
 # reverse, and what runs after ours finds the process already marked.

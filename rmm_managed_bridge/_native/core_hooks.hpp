@@ -10,7 +10,9 @@
 namespace rmm_bridge {
 
 inline Process* hooked_process = nullptr;
-inline void (*retired_callback)(void*) = nullptr;
+inline void (*closed_callback)() = nullptr;
+inline void (*notice_callback)() = nullptr;
+inline bool (*relieve_callback)(std::size_t, int, bool) = nullptr;
 
 inline void* release_gil() {
   // During shutdown a thread that lets go of the GIL may never get it back.
@@ -20,16 +22,36 @@ inline void* release_gil() {
 
 inline void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
-inline int call_retired(void*) {
-  retired_callback(nullptr);
-  return 0;
+// `Callback` soon, on the main thread, between two of its instructions.
+template <auto& Callback>
+inline void call_soon() {
+  Py_AddPendingCall(
+      [](void*) {
+        Callback();
+        return 0;
+      },
+      nullptr);
 }
 
-inline void install_hooks(Process* process) {
+inline bool relieve(std::size_t bytes, int attempt, bool may_collect) {
+  if (!PyGILState_Check()) return false;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const bool again = relieve_callback(bytes, attempt, may_collect);
+  PyErr_Restore(type, value, traceback);
+  return again;
+}
+
+inline void install_hooks(Process* process, void (*closed)(), void (*notice)(), bool (*relieve_python)(std::size_t, int, bool)) {
   hooked_process = process;
+  closed_callback = closed;
+  notice_callback = notice;
+  relieve_callback = relieve_python;
   process->release_gil = release_gil;
   process->restore_gil = restore_gil;
-  process->on_retired_idle = [] { Py_AddPendingCall(call_retired, nullptr); };
+  process->on_closed = call_soon<closed_callback>;
+  process->on_notice = call_soon<notice_callback>;
+  process->relieve = relieve;
   // A child shares our pages but not our threads. Python's own at-fork hooks would miss forks made by native code.
   pthread_atfork([] { hooked_process->lock_for_fork(); }, [] { hooked_process->unlock_after_fork(); },
                  [] {
@@ -47,7 +69,9 @@ inline void record_all_events(Process* process, bool on) { process->record_all_e
 inline std::uint64_t foreign_frees(Process* process) { return process->foreign_frees.load(); }
 inline std::uint64_t size_mismatches(Process* process) { return process->size_mismatches.load(); }
 inline std::uint64_t failures(Process* process) { return process->failures.load(); }
-inline void set_retired_callback(void (*callback)(void*)) { retired_callback = callback; }
+// The keeper may be giving memory back to an upstream in Python, which needs the GIL: call it without.
+inline void stop_keeper(Process* process) { process->keeper.stop(std::chrono::seconds(5)); }
+inline std::uint64_t damaged_blocks(Process* process) { return process->notices.damaged_count(); }
 inline constexpr std::uint64_t unstated = Heap::kUnstated;
 
 inline void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages) {
@@ -142,12 +166,17 @@ inline void* retire_lane(Heap* heap, unsigned short lane) {
   return owner;
 }
 
-inline Heap* new_host_heap(Process* process, int hugepages, std::size_t limit, int kind, int track, int device,
+inline Heap* new_host_heap(Process* process, int hugepages, const PoolOptions& options, int kind, int track, int device,
                            bool ordered) {
   CUcontext context = nullptr;
   if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
-  return new Heap(*process, std::make_unique<HostUpstream>(static_cast<Hugepages>(hugepages)),
-                  ordered ? &process->driver : nullptr, context, limit, device, static_cast<std::uint8_t>(kind),
+  std::unique_ptr<Upstream> upstream;
+  if (options.alone) {
+    upstream = std::make_unique<MallocUpstream>();
+  } else {
+    upstream = std::make_unique<HostUpstream>(static_cast<Hugepages>(hugepages));
+  }
+  return new Heap(*process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, static_cast<std::uint8_t>(kind),
                   static_cast<Track>(track));
 }
 

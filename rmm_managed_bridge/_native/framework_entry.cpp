@@ -41,6 +41,7 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
     request.alignment = kGpuUnit;
     request.side = Side::gpu;
     request.host_ordered = false;
+    request.may_collect = true;
     request.stream = stream;
     request.who = guest.origin->capture(guest.framework, heap->track());
     bool held = true;

@@ -26,6 +26,7 @@ struct Request {
   std::size_t alignment = 1;
   Side side = Side::cpu;
   bool host_ordered = true;
+  bool may_collect = false;   // whether Python's garbage may be collected to make room: see Process::relieve
   CUstream stream = nullptr;  // unless host_ordered
   Provenance who;
 };
@@ -37,16 +38,19 @@ enum class Freed : int {
   ignored,   // this process must not free: see Phase
 };
 
-class Heap : public Pool {
+class Heap : public Pool, public Kept {
  public:
   static constexpr std::uint64_t kUnstated = std::numeric_limits<std::uint64_t>::max();
 
   Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
-       std::size_t limit_bytes, int device, std::uint8_t kind, Track track)
-      : Pool(process, std::move(upstream), driver, context, limit_bytes),
+       const PoolOptions& options, int device, std::uint8_t kind, Track track)
+      : Pool(process, std::move(upstream), driver, context, options),
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
-        track_(track) {}
+        track_(track) {
+    process.keeper.add(this);
+    if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.keeper.wake();
+  }
 
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none.
   // `held`: whether the bridge holds the stream's object, or need not; where it does not, the caller may `adopt` it.
@@ -54,35 +58,17 @@ class Heap : public Pool {
     refusal = Refusal::none;
     if (request.bytes == 0) return nullptr;
     StreamRef stream;
-    Grant grant;
     if (request.bytes > kLargestRequest || !process().running()) {
       refusal = Refusal::out_of_memory;
     } else if (!request.host_ordered) {
       refusal = resolve(request.stream, stream);
     }
+    Grant grant;
     if (refusal == Refusal::none) {
-      // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
-      const bool shown = request.side == Side::cpu && !stream.host();
-      refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? StreamRef{} : stream, grant);
-      try {
-        if (refusal == Refusal::none && shown) expose(grant.block, grant.ptr, stream);
-      } catch (const std::bad_alloc&) {
-        grant.block->flags.store(0);
-        Pool::deallocate(grant.span, grant.block, grant.ptr, false, nullptr);
-        refusal = Refusal::out_of_memory;
-      }
-    }
-    if (refusal == Refusal::none && track_ != Track::off) {
-      try {
-        Entry entry = entry_for(request, grant.ptr);
-        grant.block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
-        if (process().record_all_events.load(std::memory_order_relaxed)) {
-          process().history.add({Action::allocate, key_for(request.who), entry});
-        }
-      } catch (const std::bad_alloc&) {
-        grant.block->flags.store(0);
-        Pool::deallocate(grant.span, grant.block, grant.ptr, false, &stream);
-        refusal = Refusal::out_of_memory;
+      for (int attempt = 0;; ++attempt) {
+        refusal = take(request, stream, grant);
+        if (refusal != Refusal::out_of_memory && refusal != Refusal::over_budget) break;
+        if (!relieved(request.bytes, attempt, request.may_collect)) break;
       }
     }
     if (refusal != Refusal::none) {
@@ -120,6 +106,10 @@ class Heap : public Pool {
       found.block->entry.store(0, std::memory_order_relaxed);
       const Entry entry = process.ledger.close(id);
       bytes = entry.bytes;
+      if (process.budgets.any()) {
+        process.budgets.charge(process.ledger.key_of(entry.holder).tag, -static_cast<std::int64_t>(bytes));
+      }
+      if (heap->alone()) heap->remember_end(entry);
       if (stated_bytes != kUnstated && stated_bytes != bytes) {
         process.size_mismatches.fetch_add(1, std::memory_order_relaxed);
         process.history.add({Action::size_mismatch, process.ledger.key_of(entry.holder), entry, stated_bytes});
@@ -134,8 +124,10 @@ class Heap : public Pool {
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
     heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), (flags & Block::kExposed) != 0, given);
-    if (heap->retired_.load(std::memory_order_acquire) && heap->live_count() == 0 && process.on_retired_idle != nullptr) {
-      process.on_retired_idle();
+    // Giving memory back waits for the device, which a framework's free must not.
+    if (heap->retired_.load(std::memory_order_acquire) && heap->live_count() == 0 && !process.keeper.wake() &&
+        process.on_closed != nullptr) {
+      process.on_closed();
     }
     return Freed::done;
   }
@@ -150,19 +142,25 @@ class Heap : public Pool {
     Entry entry;
     const std::size_t old_bytes = process.ledger.read(id, entry) ? entry.bytes : found.span->block_bytes;
     const SizeClass wanted = size_class(bytes, kCpuUnit);
-    if (wanted.bytes == found.span->block_bytes) {
+    const HolderKey key = id == 0 ? HolderKey{} : process.ledger.key_of(entry.holder);
+    const auto growth = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes);
+    const bool in_place = wanted.bytes == found.span->block_bytes && !heap->alone();
+    Grant grant;
+    for (int attempt = 0;; ++attempt) {
+      const bool charged = process.budgets.charge(key.tag, growth);
+      if (charged && (in_place || heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, StreamRef{}, grant) == Refusal::none)) {
+        break;
+      }
+      if (charged) process.budgets.charge(key.tag, -growth);
+      if (heap->relieved(bytes, attempt, false)) continue;
+      process.failures.fetch_add(1, std::memory_order_relaxed);
+      entry.bytes = bytes;
+      process.history.add({Action::failure, key, entry});
+      return nullptr;
+    }
+    if (in_place) {
       heap->account_resize(id, ptr, bytes, old_bytes);
       return ptr;
-    }
-    Grant grant;
-    if (heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, StreamRef{}, grant) != Refusal::none) {
-      process.failures.fetch_add(1, std::memory_order_relaxed);
-      if (id != 0) {
-        HolderKey key = process.ledger.key_of(entry.holder);
-        entry.bytes = bytes;
-        process.history.add({Action::failure, key, entry});
-      }
-      return nullptr;
     }
     const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
     bool ordered = true;
@@ -174,6 +172,7 @@ class Heap : public Pool {
       }
     }
     if (!ordered) {
+      process.budgets.charge(key.tag, -growth);
       grant.block->flags.store(0);
       heap->Pool::deallocate(grant.span, grant.block, grant.ptr, false, nullptr);
       return nullptr;
@@ -213,6 +212,22 @@ class Heap : public Pool {
     return out.key != 0;
   }
 
+  // The bridge's own thread looks after the heap.
+  Delay keep() noexcept override {
+    if (!process().running() || ended_) return kNever;
+    if (!retired()) return tend();
+    try {
+      if (live_count() != 0) return tend();
+      if (close(false)) {
+        ended_ = true;
+        if (process().on_closed != nullptr) process().on_closed();
+        return kNever;
+      }
+    } catch (const std::bad_alloc&) {
+    }
+    return Delay{50};  // device work on freed blocks goes on
+  }
+
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
   std::size_t live_bytes() const noexcept {
@@ -225,6 +240,68 @@ class Heap : public Pool {
   Track track() const noexcept { return track_; }
 
  private:
+  // One try: a block with its record, or a refusal and nothing changed.
+  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
+    const auto bytes = static_cast<std::int64_t>(request.bytes);
+    const bool budgeted = request.who.tag != 0 && process().budgets.any();
+    if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
+    // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
+    const bool shown = request.side == Side::cpu && !stream.host();
+    Refusal refusal =
+        Pool::allocate(request.bytes, request.alignment, request.side, shown ? StreamRef{} : stream, grant);
+    if (refusal == Refusal::none) {
+      try {
+        if (shown) expose(grant.block, grant.ptr, stream);
+        if (track_ != Track::off) {
+          Entry entry = entry_for(request, grant.ptr);
+          grant.block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
+          if (process().record_all_events.load(std::memory_order_relaxed)) {
+            process().history.add({Action::allocate, key_for(request.who), entry});
+          }
+        }
+        return Refusal::none;
+      } catch (const std::bad_alloc&) {
+        grant.block->flags.store(0);
+        Pool::deallocate(grant.span, grant.block, grant.ptr, shown, shown ? nullptr : &stream);
+        refusal = Refusal::out_of_memory;
+      }
+    }
+    if (budgeted) process().budgets.charge(request.who.tag, -bytes);
+    return refusal;
+  }
+
+  // True if another try is worth it: Python made room.
+  bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
+    return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
+  }
+
+  // Debug mode: whose a freed block was, for as long as it may still be found damaged.
+  void remember_end(const Entry& entry) noexcept {
+    try {
+      std::scoped_lock lock(ended_lock_);
+      endings_[entry.ptr] = entry;
+    } catch (const std::bad_alloc&) {  // then its damage is reported without a name
+    }
+  }
+
+  void forget_end(const char* ptr) noexcept override {
+    std::scoped_lock lock(ended_lock_);
+    endings_.erase(reinterpret_cast<std::uintptr_t>(ptr));
+  }
+
+  void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override {
+    Notice notice{kind, bytes, offset, HolderKey{}, Entry{}};
+    notice.who.device = device_;
+    notice.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
+    {
+      std::scoped_lock lock(ended_lock_);
+      if (auto found = endings_.find(notice.entry.ptr); found != endings_.end()) notice.entry = found->second;
+    }
+    if (notice.entry.serial != 0) notice.who = process().ledger.key_of(notice.entry.holder);
+    process().history.add({Action::damage, notice.who, notice.entry});
+    process().notice(notice);
+  }
+
   HolderKey key_for(const Provenance& who) const noexcept { return {who.site, who.tag, device_, who.framework, kind_}; }
 
   Entry entry_for(const Request& request, const void* ptr) const noexcept {
@@ -276,6 +353,9 @@ class Heap : public Pool {
   const std::uint8_t kind_;
   const Track track_;
   std::atomic<bool> retired_{false};
+  bool ended_ = false;  // of the keeper's thread
+  SpinLock ended_lock_;
+  std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode
   std::array<Counter, 16> live_bytes_;
 };
 

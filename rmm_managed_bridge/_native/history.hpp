@@ -10,7 +10,7 @@
 
 namespace rmm_bridge {
 
-enum class Action : std::uint8_t { allocate, deallocate, resize, failure, foreign_free, size_mismatch };
+enum class Action : std::uint8_t { allocate, deallocate, resize, failure, foreign_free, size_mismatch, damage };
 
 struct HistoryEvent {
   Action action;

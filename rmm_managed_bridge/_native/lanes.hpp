@@ -12,17 +12,19 @@
 
 namespace rmm_bridge {
 
-// The first two lanes hold finished blocks, one for each side: anybody may have those.
+// The first two lanes hold finished blocks, one for each side: anybody may have those. The third holds CPU blocks that
+// were freed just now, while device work that nobody told of may still read them: see Pool::flush_fresh.
 inline constexpr std::uint16_t ready_lane(Side side) { return side == Side::cpu ? 0 : 1; }
-inline constexpr std::uint16_t kFirstStreamLane = 2;
+inline constexpr std::uint16_t kFreshLane = 2;
+inline constexpr std::uint16_t kFirstStreamLane = 3;
 
 class LaneTable {
  public:
   LaneTable() {
     for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
-      Lane& ready = add();
-      ready.front.open = true;
-      ready.front.key = StreamRef::kHostKey;
+      Front& front = add().front;
+      front.open = true;
+      front.key = StreamRef::kHostKey;
     }
   }
 
@@ -31,6 +33,9 @@ class LaneTable {
     return chunks_[index / kChunk].load(std::memory_order_acquire)[index % kChunk];
   }
   std::size_t size() const noexcept { return count_; }
+
+  // Whether any stream is held: without one, no device work is known of. Needs no lock.
+  bool any_held() const noexcept { return held_.load(std::memory_order_relaxed) != 0; }
 
   Lane* find(std::uint64_t key) noexcept {
     if (key == last_key_) return &at(last_index_);
@@ -65,18 +70,26 @@ class LaneTable {
 
   // From now on the lane's frees need no event.
   void own(Lane& lane) noexcept {
+    if (!lane.owned) held_.fetch_add(1, std::memory_order_relaxed);
     lane.owned = true;
     std::scoped_lock lock(lane.front.lock);
     lane.front.key = lane.stream.key;
     lane.front.open = true;
   }
 
+  // The stream's object is let go.
+  void disown(Lane& lane) noexcept {
+    if (lane.owned) held_.fetch_sub(1, std::memory_order_relaxed);
+    lane.owned = false;
+    lane.owner = nullptr;
+  }
+
   // The stream is gone, or nothing of it is left: its number may stand for another one.
   void recycle(Lane& lane) noexcept {
     if (last_index_ == lane.index) last_key_ = StreamRef::kHostKey;
     by_key_.erase(lane.stream.key);
-    lane.in_use = lane.owned = false;
-    lane.owner = nullptr;
+    disown(lane);
+    lane.in_use = false;
     lane.events.clear();
     for (auto& bin : lane.bins) bin.clear();
     lane.free_bytes = 0;
@@ -107,6 +120,7 @@ class LaneTable {
 
   std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
   std::size_t count_ = 0;
+  std::atomic<int> held_{0};
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::vector<std::uint16_t> idle_;
   std::uint64_t last_key_ = StreamRef::kHostKey;

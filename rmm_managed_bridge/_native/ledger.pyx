@@ -10,7 +10,7 @@ from libcpp cimport bool
 from libcpp.vector cimport vector
 
 from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CProcess, CUsage, Entry, HistoryEvent, HolderKey, Origin
+from rmm_managed_bridge._native.core cimport CNotice, CProcess, CUsage, Entry, HistoryEvent, HolderKey, Origin
 
 from rmm_managed_bridge._native.core import KINDS, _frameworks, _tags  # lists that only grow
 from rmm_managed_bridge.errors import BridgeError
@@ -22,12 +22,14 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     uint64_t foreign_frees(CProcess* process)
     uint64_t size_mismatches(CProcess* process)
     uint64_t failures(CProcess* process)
+    uint64_t damaged_blocks(CProcess* process)
     void copy_holders(CProcess* process, vector[HolderKey]& keys, vector[CUsage]& usages) except +
     void copy_entries(CProcess* process, vector[Entry]& entries) except +
     uint32_t entry_of(CProcess* process, const void* ptr)
     void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
 
-ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch")
+ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch", "damage")
+NOTICES = ("quarantine_full", "written_before", "written_behind", "written_after_free")
 NATIVE = CallSite("native", 0, "")
 
 cdef CProcess* process = core.process
@@ -66,6 +68,13 @@ cdef object _allocation(const Entry& entry):
 cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
     return Holder(
         _frameworks[key.framework], _tags[key.tag], _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
+    )
+
+
+cdef object _event(str action, const HolderKey& who, const Entry& entry, uint64_t stated_bytes):
+    return Event(
+        action, entry.ptr, entry.bytes, stated_bytes, _frameworks[who.framework], _tags[who.tag], _sites.get(who.site),
+        who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
     )
 
 
@@ -129,15 +138,25 @@ def history():
     cdef vector[HistoryEvent] events
     with nogil:
         events = process.history.copy(dropped)
-    result = []
-    for i in range(events.size()):
-        entry = events[i].entry
-        who = events[i].who
-        result.append(Event(
-            ACTIONS[<int>events[i].action], entry.ptr, entry.bytes, events[i].stated_bytes, _frameworks[who.framework],
-            _tags[who.tag], _sites.get(who.site), who.device, entry.stream, entry.thread, entry.time_ns, entry.serial,
-        ))
-    return History(tuple(result), dropped)
+    return History(
+        tuple(
+            _event(ACTIONS[<int>events[i].action], events[i].who, events[i].entry, events[i].stated_bytes)
+            for i in range(events.size())
+        ),
+        dropped,
+    )
+
+
+def take_notices():
+    """Return [(kind, bytes, offset, Event)] of what happened where nothing could be raised, each once."""
+    cdef vector[CNotice] notices = process.notices.take()
+    return [
+        (
+            NOTICES[<int>notices[i].kind], notices[i].bytes, notices[i].offset,
+            _event("damage", notices[i].who, notices[i].entry, 0),
+        )
+        for i in range(notices.size())
+    ]
 
 
 def set_history(size_t limit, bint every_event):
@@ -152,10 +171,10 @@ def current_bytes():
 
 
 def counters():
-    """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes)."""
+    """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes, damaged blocks)."""
     return (
         process.ledger.current_bytes(), process.ledger.peak_bytes(), foreign_frees(process), size_mismatches(process),
-        failures(process), process.ledger.overhead_bytes(),
+        failures(process), process.ledger.overhead_bytes(), damaged_blocks(process),
     )
 
 

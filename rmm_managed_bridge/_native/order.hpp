@@ -183,6 +183,7 @@ struct Batch {
   std::vector<Wait> waits;  // each keeps its lane's number taken until the batch is done
   std::vector<char*> blocks;
   std::size_t bytes = 0;
+  bool fresh = false;  // CPU blocks that no work is known of: see Pool::flush_fresh
 };
 
 }  // namespace rmm_bridge

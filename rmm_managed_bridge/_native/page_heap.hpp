@@ -2,6 +2,7 @@
 // touches any more comes here, so that pieces may be cut and joined freely. Not thread-safe: the pool's lock covers it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <vector>
@@ -68,12 +69,16 @@ class PageHeap {
     return span;
   }
 
-  // Takes out every chunk that is free as a whole; the caller gives them back to upstream.
-  std::vector<Chunk*> take_free_chunks() {
+  // Takes out chunks that are free as a whole, up to `wanted` bytes and the one that reaches it; the caller gives them
+  // back to upstream.
+  std::vector<Chunk*> take_free_chunks(std::size_t wanted) {
     std::vector<Chunk*> chunks;
     std::vector<Span*> whole;
     for (const Key& key : free_) {
-      if (key.bytes == key.span->chunk->bytes) whole.push_back(key.span);
+      if (wanted == 0) break;
+      if (key.bytes != key.span->chunk->bytes) continue;
+      whole.push_back(key.span);
+      wanted -= std::min(wanted, key.bytes);
     }
     chunks.reserve(whole.size());
     for (Span* span : whole) {

@@ -5,7 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <new>
+
+#include "spin_lock.hpp"
 
 namespace rmm_bridge {
 
@@ -23,8 +28,23 @@ class PageMap {
     const auto number = reinterpret_cast<std::uintptr_t>(address) >> kGranuleBits;
     if (number >> (2 * kLevelBits)) return nullptr;
     const Leaf* leaf = root_[number >> kLevelBits].load(std::memory_order_acquire);
-    return leaf == nullptr ? nullptr : leaf->spans[number & kMask].load(std::memory_order_acquire);
+    Span* span = leaf == nullptr ? nullptr : leaf->spans[number & kMask].load(std::memory_order_acquire);
+    return span != nullptr || alone_count_.load(std::memory_order_relaxed) == 0 ? span : find_alone(address);
   }
+
+  // Debug mode: a piece that is one block, wherever it lies. Throws std::bad_alloc.
+  void set_alone(const void* base, std::size_t bytes, Span* span) {
+    const auto start = reinterpret_cast<std::uintptr_t>(base);
+    std::scoped_lock lock(alone_lock_);
+    alone_[start] = {start + bytes, span};
+    alone_count_.store(alone_.size(), std::memory_order_relaxed);
+  }
+  void clear_alone(const void* base) noexcept {
+    std::scoped_lock lock(alone_lock_);
+    alone_.erase(reinterpret_cast<std::uintptr_t>(base));
+    alone_count_.store(alone_.size(), std::memory_order_relaxed);
+  }
+  SpinLock& lock_for_fork() noexcept { return alone_lock_; }
 
   // Makes room for the range; after that, `set` on it cannot fail. Throws std::bad_alloc.
   void reserve(const void* base, std::size_t bytes) {
@@ -52,6 +72,23 @@ class PageMap {
  private:
   static constexpr unsigned kLevelBits = 15;  // 2 * 15 + 18 = 48 bits of address
   static constexpr std::uintptr_t kMask = (std::uintptr_t{1} << kLevelBits) - 1;
+  Span* find_alone(const void* address) const noexcept {
+    const auto number = reinterpret_cast<std::uintptr_t>(address);
+    std::scoped_lock lock(alone_lock_);
+    auto after = alone_.upper_bound(number);
+    if (after == alone_.begin()) return nullptr;
+    const auto& [end, span] = std::prev(after)->second;
+    return number < end ? span : nullptr;
+  }
+
+  struct Alone {
+    std::uintptr_t end;
+    Span* span;
+  };
+  mutable SpinLock alone_lock_;
+  std::map<std::uintptr_t, Alone> alone_;  // by start
+  std::atomic<std::size_t> alone_count_{0};
+
   struct Leaf {
     std::atomic<Span*> spans[std::size_t{1} << kLevelBits];
   };

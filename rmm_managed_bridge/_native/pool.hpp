@@ -9,9 +9,12 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -30,6 +33,7 @@ enum class Refusal : int {
   out_of_memory,
   capturing,  // the stream is being captured: managed memory cannot be had on it now
   bad_stream,  // the driver does not know the stream, or a call on it failed
+  over_budget,    // the tag's limit would be passed
   unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
 };
 
@@ -39,6 +43,18 @@ struct Grant {
   Block* block = nullptr;
   bool zeroed = false;
   bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
+};
+
+// What a pool is told when it is made. The defaults bound nothing.
+struct PoolOptions {
+  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+  std::size_t limit_bytes = kNoLimit;              // of what is reserved from upstream
+  std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
+  std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
+  std::chrono::milliseconds patience{1000};        // that while
+  // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
+  bool cautious = true;
+  bool alone = false;  // debug mode: see pool_alone.hpp
 };
 
 struct PoolNumbers {
@@ -51,15 +67,15 @@ struct PoolNumbers {
 
 class Pool : public ForkLocks {
  public:
-  // `driver` is null for memory that no device touches. `limit_bytes` bounds what is reserved from upstream.
+  // `driver` is null for memory that no device touches.
   Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
-       std::size_t limit_bytes)
+       const PoolOptions& options)
       : process_(process),
         upstream_(std::move(upstream)),
         chunk_bytes_(upstream_->chunk_bytes()),
         gives_zeros_(upstream_->gives_zeros()),
         driver_(driver),
-        limit_bytes_(limit_bytes) {
+        options_(options) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
     process_.add_locks(this);
   }
@@ -98,9 +114,11 @@ class Pool : public ForkLocks {
   Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
     try {
       const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
-      const SizeClass wanted = alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
+      const SizeClass wanted = options_.alone      ? SizeClass{0, bytes}
+                               : alignment <= unit ? size_class(bytes, unit)
+                                                   : aligned_class(bytes, alignment, unit);
       if (take_front(wanted, side, stream, out)) return Refusal::none;
-      Want want{wanted, side, ready_lane(side)};
+      Want want{wanted, side, ready_lane(side), alignment, true};
       {
         std::scoped_lock lock(lock_);
         if (!stream.host()) {
@@ -116,6 +134,8 @@ class Pool : public ForkLocks {
       if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
       if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
       if (!stream.host() && steal(want, stream, out)) return Refusal::none;
+      flush_fresh();
+      if (wait_a_while(want, out)) return Refusal::none;
       if (grow(want, out)) return Refusal::none;
       if (trim() != 0 && grow(want, out)) return Refusal::none;
       // Last, what other work still holds: wait for it, oldest first.
@@ -132,7 +152,14 @@ class Pool : public ForkLocks {
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
   void deallocate(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) noexcept {
     try {
-      if (!exposed && put_front(span, block, ptr, stream)) return;
+      bool full = false;
+      if (!exposed && put_front(span, block, ptr, stream, full)) {
+        if (full) {
+          flush_fresh();
+          poll();
+        }
+        return;
+      }
       free_block(span, block, ptr, exposed, stream);
     } catch (const std::bad_alloc&) {
       // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
@@ -144,103 +171,27 @@ class Pool : public ForkLocks {
 
   // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
   // block is freed or read by the CPU. Throws std::bad_alloc.
-  void expose(Block* block, const char* ptr, const StreamRef& stream) {
-    if (driver_ == nullptr || stream.host()) return;
-    std::scoped_lock lock(lock_);
-    Lane& lane = lanes_.get(stream);
-    auto& seen = exposures_[ptr];
-    if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
-      seen.push_back(lane.index);
-      ++lane.live_count;
-    }
-    block->flags.fetch_or(Block::kExposed);
-  }
+  void expose(Block* block, const char* ptr, const StreamRef& stream);
 
   // Waits, without the GIL, until the device work that may touch the block is finished.
-  Refusal synchronize(Block* block, const char* ptr) {
-    if (driver_ == nullptr) return Refusal::none;
-    std::vector<EventRef> events;
-    Refusal refusal = events_of(block, ptr, events, true);
-    if (refusal != Refusal::none) return refusal;
-    WithoutGil without(process_);
-    for (const EventRef& event : events) {
-      if (!events_->synchronize(event)) refusal = Refusal::bad_stream;
-    }
-    return refusal;
-  }
+  Refusal synchronize(Block* block, const char* ptr);
+
+  // Waits, without the GIL, for the work on every stream that is held.
+  Refusal synchronize_all();
 
   // Makes `stream` wait for the device work that may touch the block, and notes that it will touch it too.
-  Refusal order(Block* block, const char* ptr, const StreamRef& stream) {
-    if (driver_ == nullptr || stream.host()) return Refusal::none;
-    std::vector<EventRef> events;
-    const Refusal refusal = events_of(block, ptr, events, false, stream.key);
-    if (refusal != Refusal::none) return refusal;
-    for (const EventRef& event : events) {
-      if (!events_->stream_waits(stream, event)) return Refusal::capturing;
-    }
-    expose(block, ptr, stream);
-    return Refusal::none;
-  }
+  Refusal order(Block* block, const char* ptr, const StreamRef& stream);
 
-  // Gives pieces that are free as a whole back to upstream and returns their bytes. Does not wait for device work;
-  // upstream may (freeing managed memory waits for the whole device), without the GIL.
-  std::size_t trim() {
-    if (!process_.running()) return 0;
-    std::vector<std::uint16_t> open;
-    with_lock([&] {
-      lanes_.for_each_stream([&](Lane& lane) {
-        drain(lane);
-        if (lane.free_bytes != 0) open.push_back(lane.index);
-      });
-    });
-    for (std::uint16_t index : open) close_lane(index, nullptr);
-    poll();
-    std::vector<Chunk*> chunks;
-    {
-      std::scoped_lock lock(lock_);
-      for (Side side : {Side::cpu, Side::gpu}) release_idle_slabs(side);
-      for (PageHeap* heap : {&cpu_heap_, &gpu_heap_}) {
-        for (Chunk* chunk : heap->take_free_chunks()) chunks.push_back(chunk);
-      }
-    }
-    if (chunks.empty()) return 0;
-    WithoutGil without(process_);
-    std::size_t bytes = 0;
-    for (Chunk* chunk : chunks) {
-      bytes += chunk->upstream_bytes;
-      upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
-      delete chunk;
-    }
-    // Only now: `close` lets upstream go once nothing is reserved.
-    std::scoped_lock lock(lock_);
-    reserved_bytes_ -= bytes;
-    return bytes;
-  }
+  // Gives pieces that are free as a whole back to upstream, until no more than `keep_bytes` are cached, and returns
+  // their bytes. Does not wait for device work; upstream may (freeing managed memory waits for the whole device),
+  // without the GIL.
+  std::size_t trim(std::size_t keep_bytes = 0);
 
   // Moves what is finished out of quarantine, and out of lanes whose streams nobody holds. True if anything moved.
   bool poll();
 
   // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
-  bool wait_for_oldest() {
-    if (driver_ == nullptr) return false;
-    if (poll()) return true;
-    EventRef event;
-    {
-      std::scoped_lock lock(lock_);
-      for (const Batch& batch : quarantine_) {
-        for (const Wait& wait : batch.waits) {
-          if (event == nullptr && !wait.done) event = wait.event;
-        }
-      }
-    }
-    if (event == nullptr) return false;
-    {
-      WithoutGil without(process_);
-      if (!events_->synchronize(event)) return false;
-    }
-    poll();
-    return true;
-  }
+  bool wait_for_oldest();
 
   // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
   // `close_lane` returns it.
@@ -272,76 +223,24 @@ class Pool : public ForkLocks {
 
   // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
   // names it and nobody uses it; `*retire` is then the owner to drop, else null.
-  void close_lane(std::uint16_t index, void** retire) {
-    StreamRef stream;
-    bool record;
-    Batch batch;
-    Lane& lane = lanes_.at(index);
-    {
-      std::scoped_lock lock(lock_);
-      if (!lane.in_use) return;
-      drain(lane);
-      if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
-      stream = lane.stream;
-      record = lane.owned;
-      // Before the event: what is freed from now on may have work behind it.
-      for (auto& bin : lane.bins) {
-        batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
-        bin.clear();
-      }
-      batch.bytes = lane.free_bytes;
-      lane.free_bytes = 0;
-      if (!record) {
-        for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
-      }
-      ++lane.users;
-    }
-    EventRef event;
-    const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
-    std::scoped_lock lock(lock_);
-    --lane.users;
-    if (retire != nullptr) close_front(lane);
-    const bool idle = lane.users == 0 && lane.live_count == 0 && lane.free_bytes == 0;
-    if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
-    quarantine(std::move(batch));
-    if (recorded != Recorded::done || (retire != nullptr && !idle)) {
-      if (retire != nullptr && record) lanes_.own(lane);
-      return;
-    }
-    // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
-    if (retire != nullptr) {
-      *retire = lane.owner;
-      lane.owner = nullptr;
-      lane.owned = false;
-      tidy(lane);
-    }
-  }
+  void close_lane(std::uint16_t index, void** retire);
 
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);
     drain_all();
-    return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lost_bytes_,
+    return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_,
             std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
   }
 
-  // Gives everything back and lets upstream go, if no block is live; false otherwise. Waits for quarantined blocks.
-  // After that every allocation is refused.
-  bool close() {
-    if (live_count() != 0) return false;
-    trim();  // closes the lanes
-    while (wait_for_oldest()) {
-    }
-    trim();
-    std::unique_ptr<Upstream> ended;
-    {
-      std::scoped_lock lock(lock_);
-      if (reserved_bytes_ != 0) return false;
-      ended = std::move(upstream_);
-    }
-    WithoutGil without(process_);
-    ended.reset();
-    return true;
-  }
+  // Gives everything back and lets upstream go, if no block is live; false otherwise. After that every allocation is
+  // refused. Waits for quarantined blocks, unless `wait` is false: then it is false where there are any.
+  bool close(bool wait = true);
+
+  // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
+  Kept::Delay tend() noexcept;
+
+  bool alone() const noexcept { return options_.alone; }
+  const PoolOptions& options() const noexcept { return options_; }
 
   std::size_t live_count() noexcept {
     std::scoped_lock lock(lock_);
@@ -357,6 +256,7 @@ class Pool : public ForkLocks {
     SizeClass size;
     Side side;
     std::uint16_t lane;
+    std::size_t alignment;
     bool held = true;
   };
 
@@ -383,7 +283,8 @@ class Pool : public ForkLocks {
 
   // Without the pool's lock. In pool_front.hpp:
   bool take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept;
-  bool put_front(Span* span, Block* block, char* ptr, const StreamRef* stream) noexcept;
+  bool put_front(Span* span, Block* block, char* ptr, const StreamRef* stream, bool& full) noexcept;
+  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && lanes_.any_held(); }
   void remember(std::uint64_t key, Lane& lane) noexcept;
 
   // Under the lock. In pool_front.hpp:
@@ -406,7 +307,17 @@ class Pool : public ForkLocks {
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
 
-  // Under the lock. In pool_order.hpp:
+  // In heap.hpp, which knows whose the block was.
+  virtual void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
+  virtual void forget_end(const char* ptr) noexcept = 0;
+
+  // In pool_alone.hpp:
+  bool grow_alone(const Want& want, Grant& out);
+  void settle_alone(Span* span) noexcept;  // under the lock
+  std::size_t release_alone();
+  void check_alone(const Span* span) noexcept;
+
+  // Under the lock. In pool_frees.hpp:
   std::vector<std::uint16_t> lanes_of(std::uint16_t own, const char* ptr, std::size_t& required);
   void hold(const std::vector<std::uint16_t>& lanes) noexcept;
   void release(const std::vector<std::uint16_t>& lanes) noexcept;
@@ -414,20 +325,31 @@ class Pool : public ForkLocks {
   void ended(std::uint16_t lane) noexcept;
   void tidy(Lane& lane) noexcept;
 
-  // Takes the lock itself. In pool_order.hpp:
+  // Takes the lock itself. In pool_frees.hpp:
   void free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream);
   void free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream);
   void free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream);
+  void flush_fresh() noexcept;
+  void note_fresh_batches(int change) noexcept;  // under the lock
+
+  // Takes the lock itself. In pool_order.hpp:
+  Refusal wait_for(const std::vector<EventRef>& events);
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
+  EventRef oldest_event();
+  bool wait_a_while(const Want& want, Grant& out);
+
+  // Takes the lock itself. In pool_release.hpp:
+  std::size_t release_chunks(std::size_t keep_bytes);
+  std::size_t cached_bytes() noexcept;
 
   Process& process_;
   std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
   const std::size_t chunk_bytes_;
   const bool gives_zeros_;
   const Driver* driver_;
-  const std::size_t limit_bytes_;
+  const PoolOptions options_;
   std::unique_ptr<EventPool> events_;
 
   SpinLock lock_;
@@ -444,10 +366,23 @@ class Pool : public ForkLocks {
   std::size_t quarantined_bytes_ = 0;
   std::size_t lost_bytes_ = 0;
   std::size_t live_count_ = 0;
+  EventRef gave_up_on_;  // what the last wait at the quarantine's limit was for, in vain
+  int fresh_batches_ = 0;            // in quarantine
+  std::atomic<int> fresh_shift_{0};  // how large the next one grows: see flush_fresh
+  std::vector<Span*> settled_;       // debug mode: blocks that nothing touches any more, to be checked and given back
+  std::vector<Span*> unused_alone_;
+  std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
+  std::atomic<int> waiting_{0};
+  bool said_waiting_ = false;  // of the keeper's thread
+  std::size_t seen_cached_bytes_ = 0;
+  Kept::Delay delay_{0};
 };
 
 }  // namespace rmm_bridge
 
+#include "pool_alone.hpp"
 #include "pool_blocks.hpp"
+#include "pool_frees.hpp"
 #include "pool_front.hpp"
 #include "pool_order.hpp"
+#include "pool_release.hpp"

@@ -89,6 +89,10 @@ inline void Pool::put(Lane& lane, const Span* span, char* ptr) {
 // Nothing touches the block any more: anybody of its side may have it.
 inline void Pool::settle(char* ptr) noexcept {
   Span* span = process_.pages.find(ptr);
+  if (options_.alone) {
+    settle_alone(span);
+    return;
+  }
   if (span->block_count == 1) {
     span->zeroed = false;
     heap(span->side).give(span);
@@ -130,6 +134,7 @@ inline void Pool::release_idle_slabs(Side side) {
 }
 
 inline bool Pool::grow(const Want& want, Grant& out) {
+  if (options_.alone) return grow_alone(want, out);
   const std::size_t usual = span_bytes_for(want.size.bytes);
   const std::size_t least = round_to_granule(want.size.bytes);
   std::size_t tried = 0;
@@ -152,7 +157,8 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
     {
       // What is reserved keeps upstream: see `close`.
       std::scoped_lock lock(lock_);
-      if (upstream_ == nullptr || chunk->upstream_bytes > limit_bytes_ - std::min(limit_bytes_, reserved_bytes_)) return false;
+      const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
+      if (upstream_ == nullptr || chunk->upstream_bytes > left) return false;
       reserved_bytes_ += chunk->upstream_bytes;
     }
     auto* raw = static_cast<char*>(upstream_->allocate(chunk->upstream_bytes));

@@ -5,6 +5,11 @@
 
 namespace rmm_bridge {
 
+// A batch of fresh blocks: few enough that the next ones are still in the processor's caches, enough to share an event's
+// 250 ns and its query.
+inline constexpr std::ptrdiff_t kFreshBlocks = 64;
+inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
+
 // Which lane stands for which stream, as this thread saw it last. An entry may be stale: the front says under its own lock
 // whether it is open and for which stream. Lanes and pools are never freed.
 struct RememberedLane {
@@ -48,9 +53,18 @@ inline bool Pool::take_front(const SizeClass& size, Side side, const StreamRef& 
 }
 
 // True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
-inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef* stream) noexcept {
-  const std::uint16_t index = block->lane.load(std::memory_order_relaxed);
-  if (index < kFirstStreamLane && (span->block_count == 1 || index != ready_lane(span->side))) return false;
+// With work on streams about, a CPU block goes to the fresh lane instead; `full`: that has enough for a batch.
+inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef* stream, bool& full) noexcept {
+  if (options_.alone) return false;
+  std::uint16_t index = block->lane.load(std::memory_order_relaxed);
+  if (index < kFirstStreamLane) {
+    if (index != ready_lane(span->side)) return false;
+    if (span->side == Side::cpu && defers_cpu_frees()) {
+      index = kFreshLane;
+    } else if (span->block_count == 1) {
+      return false;
+    }
+  }
   Front& front = lanes_.at(index).front;
   std::scoped_lock lock(front.lock);
   if (!front.open || (stream != nullptr && front.key != stream->key)) return false;
@@ -63,6 +77,10 @@ inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef
   front.free_bytes += span->block_bytes;
   front.used_delta -= static_cast<std::ptrdiff_t>(span->block_bytes);
   --front.live_delta;
+  if (index == kFreshLane) {
+    const int shift = fresh_shift_.load(std::memory_order_relaxed);
+    full = -front.live_delta >= kFreshBlocks << shift || front.free_bytes >= kFreshBytes << shift;
+  }
   return true;
 }
 
@@ -93,6 +111,7 @@ inline void Pool::drain(Lane& lane) noexcept {
 inline void Pool::drain_all() noexcept {
   drain(lanes_.at(ready_lane(Side::cpu)));
   drain(lanes_.at(ready_lane(Side::gpu)));
+  drain(lanes_.at(kFreshLane));
   lanes_.for_each_stream([&](Lane& lane) { drain(lane); });
 }
 

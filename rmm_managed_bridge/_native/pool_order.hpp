@@ -1,181 +1,72 @@
-// Pool, the part about order: who may have a freed block, and when. Included by pool.hpp.
+// Pool, the part about waiting: for the work on a live block, and for blocks that were freed. Included by pool.hpp.
 #pragma once
 
 #include "pool.hpp"
 
 namespace rmm_bridge {
 
-inline void Pool::hold(const std::vector<std::uint16_t>& lanes) noexcept {
-  for (std::uint16_t index : lanes) ++lanes_.at(index).users;
-}
-
-inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
-  for (std::uint16_t index : lanes) {
-    --lanes_.at(index).users;
-    tidy(lanes_.at(index));
+inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream) {
+  if (driver_ == nullptr || stream.host()) return;
+  std::scoped_lock lock(lock_);
+  Lane& lane = lanes_.get(stream);
+  auto& seen = exposures_[ptr];
+  if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
+    seen.push_back(lane.index);
+    ++lane.live_count;
   }
+  block->flags.fetch_or(Block::kExposed);
 }
 
-// A borrowed lane with nothing left in it gives its number back.
-inline void Pool::tidy(Lane& lane) noexcept {
-  // Nobody tells when a thread and its per-thread stream are gone.
-  const bool held = lane.owned && lane.stream.handle != CU_STREAM_PER_THREAD;
-  if (!lane.in_use || held) return;
-  close_front(lane);
-  const bool empty = lane.free_bytes == 0 && lane.front.free_bytes == 0 && lane.events.empty();
-  if (empty && lane.live_count == 0 && lane.users == 0) {
-    lanes_.recycle(lane);
-  } else if (lane.owned) {
-    lanes_.own(lane);
-  }
+inline Refusal Pool::synchronize(Block* block, const char* ptr) {
+  if (driver_ == nullptr) return Refusal::none;
+  std::vector<EventRef> events;
+  const Refusal refusal = events_of(block, ptr, events, options_.cautious);
+  return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
-// A live block or a wait no longer names the lane.
-inline void Pool::ended(std::uint16_t index) noexcept {
-  if (index < kFirstStreamLane) return;
-  drain(lanes_.at(index));
-  --lanes_.at(index).live_count;
-  tidy(lanes_.at(index));
-}
-
-// The lanes whose work may touch the block: first its own and those it was exposed to, `required` of them, then, since
-// users forget to tell, every other one whose stream the bridge holds.
-inline std::vector<std::uint16_t> Pool::lanes_of(std::uint16_t own, const char* ptr, std::size_t& required) {
+inline Refusal Pool::synchronize_all() {
+  if (driver_ == nullptr || !process_.running()) return Refusal::none;
   std::vector<std::uint16_t> lanes;
-  if (own >= kFirstStreamLane) lanes.push_back(own);
-  if (auto found = exposures_.find(ptr); found != exposures_.end()) {
-    for (std::uint16_t index : found->second) {
-      if (index != own) lanes.push_back(index);
-    }
-  }
-  required = lanes.size();
-  lanes_.for_each_stream([&](const Lane& lane) {
-    if (lane.owned && std::find(lanes.begin(), lanes.end(), lane.index) == lanes.end()) lanes.push_back(lane.index);
-  });
-  return lanes;
-}
-
-inline void Pool::quarantine(Batch&& batch) {
-  if (batch.blocks.empty()) return;
-  if (batch.waits.empty()) {
-    for (char* ptr : batch.blocks) settle(ptr);
-    return;
-  }
-  for (const Wait& wait : batch.waits) ++lanes_.at(wait.lane).live_count;
-  batch.number = next_batch_++;
-  quarantined_bytes_ += batch.bytes;
-  quarantine_.push_back(std::move(batch));
-}
-
-inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) {
-  const std::uint16_t own = block->lane.load(std::memory_order_relaxed);
-  if (stream != nullptr && stream->host()) stream = nullptr;
-  Lane* borrowed = nullptr;
-  {
-    std::scoped_lock lock(lock_);
-    // A CPU block freed on a stream was used there: it may not join that lane, whose blocks are GPU blocks.
-    const bool on_stream = stream != nullptr || own >= kFirstStreamLane;
-    exposed = exposed || (on_stream && span->side == Side::cpu);
-    used_bytes_ -= span->block_bytes;
-    if (driver_ == nullptr || (!exposed && !on_stream)) {
-      settle(ptr);
-      ended(own);
-    } else if (!exposed) {
-      Lane& lane = stream != nullptr ? lanes_.get(*stream) : lanes_.at(own);
-      if (lane.owned) {
-        put(lane, span, ptr);
-        ended(own);
-      } else {
-        ++lane.users;
-        borrowed = &lane;
-      }
-    }
-  }
-  if (borrowed != nullptr && stream != nullptr) {
-    free_borrowed(span, ptr, own, *borrowed, *stream);
-  } else if (borrowed != nullptr || (driver_ != nullptr && exposed)) {
-    if (borrowed != nullptr) with_lock([&] { --borrowed->users; });
-    free_exposed(span, ptr, own, stream);
-  }
-  with_lock([&] { --live_count_; });
-}
-
-// The handle is good only inside this call, so the event is recorded now.
-inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream) {
-  std::uint64_t version;
-  std::uint64_t first_later_batch;
   with_lock([&] {
-    version = lane.version;
-    first_later_batch = next_batch_;
+    lanes_.for_each_stream([&](const Lane& lane) {
+      if (lane.owned) lanes.push_back(lane.index);
+    });
+    hold(lanes);
   });
-  EventRef event;
-  const Recorded recorded = events_->record(stream, event);
-  std::scoped_lock lock(lock_);
-  --lane.users;
-  if (recorded == Recorded::done) {
-    // Events of one stream end in order. If nobody else recorded one meanwhile, ours comes after all that are there.
-    if (lane.version == version) lane.events.clear();
-    ++lane.version;
-    lane.events.push_back(event);
-    put(lane, span, ptr);
-    // What was freed during a capture of this stream waited for a sign that it has ended: this is it.
-    for (Batch& batch : quarantine_) {
-      if (batch.number >= first_later_batch) break;  // its work may have come after the event
-      for (Wait& wait : batch.waits) {
-        if (wait.lane == lane.index && wait.event == nullptr) wait.event = event;
-      }
+  Refusal refusal = Refusal::none;
+  std::vector<EventRef> events;
+  for (std::uint16_t index : lanes) {
+    EventRef event;
+    const Recorded recorded = events_->record(lanes_.at(index).stream, event);
+    if (recorded == Recorded::done) {
+      events.push_back(std::move(event));
+    } else {
+      refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
     }
-  } else {
-    Batch batch;
-    batch.waits.push_back({lane.index, nullptr, false});
-    batch.blocks.push_back(ptr);
-    batch.bytes = span->block_bytes;
-    quarantine(std::move(batch));
   }
-  ended(own);
+  with_lock([&] { release(lanes); });
+  return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
-inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream) {
-  std::vector<std::uint16_t> lanes;
-  std::uint16_t given = 0;
-  {
-    std::scoped_lock lock(lock_);
-    std::size_t required;
-    lanes = lanes_of(own, ptr, required);
-    if (stream != nullptr) {
-      given = lanes_.get(*stream).index;
-      if (std::find(lanes.begin(), lanes.end(), given) == lanes.end()) lanes.push_back(given);
-    }
-    hold(lanes);
+inline Refusal Pool::wait_for(const std::vector<EventRef>& events) {
+  Refusal refusal = Refusal::none;
+  WithoutGil without(process_);
+  for (const EventRef& event : events) {
+    if (!events_->synchronize(event)) refusal = Refusal::bad_stream;
   }
-  Batch batch;
-  std::vector<std::uint16_t> unheld;
-  for (std::uint16_t index : lanes) {
-    const Lane& lane = lanes_.at(index);
-    if (!lane.owned && index != given) {
-      unheld.push_back(index);
-      continue;
-    }
-    // Where no event can be had now, `poll` tries again once the capture may be over.
-    EventRef event;
-    if (events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
-    batch.waits.push_back({index, std::move(event), false});
+  return refusal;
+}
+
+inline Refusal Pool::order(Block* block, const char* ptr, const StreamRef& stream) {
+  if (driver_ == nullptr || stream.host()) return Refusal::none;
+  std::vector<EventRef> events;
+  const Refusal refusal = events_of(block, ptr, events, false, stream.key);
+  if (refusal != Refusal::none) return refusal;
+  for (const EventRef& event : events) {
+    if (!events_->stream_waits(stream, event)) return Refusal::capturing;
   }
-  batch.blocks.push_back(ptr);
-  batch.bytes = span->block_bytes;
-  std::scoped_lock lock(lock_);
-  for (std::uint16_t index : unheld) {
-    // Work on a borrowed stream that nobody can record an event behind: held until the stream is seen again. The own
-    // lane needs none if the caller stated where the last use is ordered.
-    if (index != own || stream == nullptr) batch.waits.push_back({index, nullptr, false});
-  }
-  quarantine(std::move(batch));
-  if (auto found = exposures_.find(ptr); found != exposures_.end()) {
-    for (std::uint16_t index : found->second) ended(index);
-    exposures_.erase(found);
-  }
-  ended(own);
-  release(lanes);  // last: the batch names them now
+  expose(block, ptr, stream);
+  return Refusal::none;
 }
 
 // Events behind the work that may touch a live block: on its lanes, and if `cautious` on every lane whose stream is
@@ -259,6 +150,67 @@ inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
   return take_idle(want, out);
 }
 
+inline EventRef Pool::oldest_event() {
+  for (const Batch& batch : quarantine_) {
+    for (const Wait& wait : batch.waits) {
+      if (!wait.done && wait.event != nullptr) return wait.event;
+    }
+  }
+  return nullptr;
+}
+
+inline bool Pool::wait_for_oldest() {
+  if (driver_ == nullptr) return false;
+  flush_fresh();
+  if (poll()) return true;
+  const EventRef event = with_lock([&] { return oldest_event(); });
+  if (event == nullptr) return false;
+  if (waiting_.fetch_add(1) == 0) waiting_since_ns_.store(steady_time_ns());
+  process_.keeper.wake();  // which says so if this takes very long
+  bool ended;
+  {
+    WithoutGil without(process_);
+    ended = events_->synchronize(event);
+  }
+  waiting_.fetch_sub(1);
+  if (ended) poll();
+  return ended;
+}
+
+// At the quarantine's limit: waits for the oldest work there rather than take more memory, though not for ever. Work
+// that has outlasted that once is not waited for again. True if `want` could be served.
+inline bool Pool::wait_a_while(const Want& want, Grant& out) {
+  if (driver_ == nullptr) return false;
+  const auto until = std::chrono::steady_clock::now() + options_.patience;
+  for (;;) {
+    EventRef event;
+    {
+      std::scoped_lock lock(lock_);
+      if (quarantined_bytes_ <= options_.quarantine_limit_bytes) return false;
+      event = oldest_event();
+      if (event == nullptr || event == gave_up_on_) return false;
+    }
+    bool ended;
+    {
+      WithoutGil without(process_);
+      while (!(ended = events_->finished(event)) && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    if (!ended) {
+      Notice notice{Notice::Kind::quarantine_full, 0, 0, HolderKey{}, Entry{}};
+      with_lock([&] {
+        gave_up_on_ = event;
+        notice.bytes = quarantined_bytes_;
+      });
+      process_.notice(notice);
+      return false;
+    }
+    poll();
+    if (with_lock([&] { return take_idle(want, out) || take_new(want, out, false); })) return true;
+  }
+}
+
 inline bool Pool::poll() {
   if (driver_ == nullptr || !process_.running()) return false;
   struct Probe {
@@ -294,9 +246,14 @@ inline bool Pool::poll() {
     hold(recording);
   }
   if (probes.empty() && idle.empty()) return false;
+  // Events of one stream end in order: behind one that has not ended, none has. With batches piled up behind a long kernel
+  // that saves asking for each.
+  std::vector<std::uint64_t> unfinished;
   for (Probe& probe : probes) {
+    if (std::find(unfinished.begin(), unfinished.end(), probe.stream.key) != unfinished.end()) continue;
     if (probe.record && events_->record(probe.stream, probe.event) != Recorded::done) probe.event = nullptr;
     probe.finished = probe.event != nullptr && events_->finished(probe.event);
+    if (!probe.finished) unfinished.push_back(probe.stream.key);
   }
   std::erase_if(idle, [&](const Idle& lane) {
     return !std::all_of(lane.events.begin(), lane.events.end(), [&](auto& e) { return events_->finished(e); });
@@ -317,6 +274,7 @@ inline bool Pool::poll() {
   std::erase_if(quarantine_, [&](const Batch& each) {
     if (!std::all_of(each.waits.begin(), each.waits.end(), [](const Wait& wait) { return wait.done; })) return false;
     quarantined_bytes_ -= each.bytes;
+    if (each.fresh) note_fresh_batches(-1);
     for (char* ptr : each.blocks) settle(ptr);
     for (const Wait& wait : each.waits) ended(wait.lane);
     return moved = true;

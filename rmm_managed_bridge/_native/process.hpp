@@ -14,9 +14,12 @@
 #include <sys/syscall.h>
 #include <vector>
 
+#include "budgets.hpp"
 #include "driver.hpp"
 #include "history.hpp"
+#include "keeper.hpp"
 #include "ledger.hpp"
+#include "notices.hpp"
 #include "page_map.hpp"
 #include "spin_lock.hpp"
 
@@ -40,7 +43,10 @@ class ForkLocks {
 struct Process {
   PageMap pages;
   Ledger ledger;
+  Budgets budgets;
   History history;
+  Notices notices;
+  Keeper keeper;
   Driver driver;
   std::atomic<Phase> phase{Phase::running};
   std::atomic<std::uint64_t> foreign_frees{0};
@@ -52,8 +58,13 @@ struct Process {
   // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.
   void* (*release_gil)() = nullptr;
   void (*restore_gil)(void*) = nullptr;
-  // Asks the interpreter to close retired pools soon, from a safe place. Callable with and without the GIL.
-  void (*on_retired_idle)() = nullptr;
+  // Asks the interpreter to let go of pools that have ended, or to warn of new notices: soon, and from a safe place.
+  // Callable with and without the GIL.
+  void (*on_closed)() = nullptr;
+  void (*on_notice)() = nullptr;
+  // Lets Python make room for a request that failed: collect garbage if `may_collect`, ask the user. True if another
+  // try is worth it. Does nothing on a thread that does not hold the GIL.
+  bool (*relieve)(std::size_t bytes, int attempt, bool may_collect) = nullptr;
 
   // A pool, which outlives everything. Throws std::bad_alloc.
   void add_locks(ForkLocks* pool) {
@@ -70,12 +81,20 @@ struct Process {
     for (ForkLocks* pool : locks_) pool->lock_for_fork();
     ledger.for_each_lock([](SpinLock& lock) { lock.lock(); });
     history.lock_for_fork().lock();
+    notices.lock_for_fork().lock();
+    pages.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
+    pages.lock_for_fork().unlock();
+    notices.lock_for_fork().unlock();
     history.lock_for_fork().unlock();
     ledger.for_each_lock([](SpinLock& lock) { lock.unlock(); });
     for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();
+  }
+
+  void notice(const Notice& notice) noexcept {
+    if (notices.add(notice) && on_notice != nullptr) on_notice();
   }
 
   bool running() const noexcept { return phase.load(std::memory_order_relaxed) == Phase::running; }
@@ -111,6 +130,10 @@ inline std::int64_t coarse_time_ns() noexcept {
   timespec now;
   ::clock_gettime(CLOCK_REALTIME_COARSE, &now);
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+inline std::int64_t steady_time_ns() noexcept {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 }  // namespace rmm_bridge

@@ -1,5 +1,6 @@
 """The exceptions for what the native core refuses: what happened, to what, and what to do."""
 
+from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge.errors import BackendError, BridgeError, ForeignPointerError
 from rmm_managed_bridge.units import format_bytes
 
@@ -36,17 +37,43 @@ def closed(requested_bytes: int) -> BackendError:
     )
 
 
-def out_of_memory(requested_bytes: int, live_bytes: int, reserved_bytes: int, quarantined_bytes: int) -> MemoryError:
+def out_of_memory(
+    requested_bytes: int,
+    live_bytes: int,
+    reserved_bytes: int,
+    quarantined_bytes: int,
+    largest_free_bytes: int,
+    limit_bytes: int,
+) -> MemoryError:
     """The error for an allocation that neither pool nor upstream can serve. Says who holds the most."""
     from rmm_managed_bridge._native.ledger import holders
 
     lines = [
         f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(live_bytes)} live, "
-        f"{format_bytes(reserved_bytes)} reserved, {format_bytes(quarantined_bytes)} waiting for device work"
+        f"{format_bytes(reserved_bytes)} of at most {format_bytes(limit_bytes)} reserved, largest free piece "
+        f"{format_bytes(largest_free_bytes)}, {format_bytes(quarantined_bytes)} waiting for device work"
     ]
     holding = [holder for holder, _, _, _ in holders() if holder.current_bytes]
     lines.extend(f"  {holder}" for holder in sorted(holding, key=lambda holder: -holder.current_bytes)[:5])
-    return MemoryError("\n".join(lines))
+    return _with_callback_error(MemoryError("\n".join(lines)))
+
+
+def over_budget(requested_bytes: int, budgets: list[tuple[str, int, int]]) -> MemoryError:
+    """The error for an allocation that would pass a tag's limit. `budgets`: (tag, limit, live), innermost first."""
+    size = format_bytes(requested_bytes)
+    passed = [budget for budget in budgets if budget[2] + requested_bytes > budget[1]] or budgets
+    told = "; ".join(
+        f"tag {tag!r} has {format_bytes(live)} live of {format_bytes(limit)}" for tag, limit, live in passed
+    )
+    return _with_callback_error(
+        MemoryError(f"cannot allocate {size}: {told}; free some of it, or raise the limit of tag(..., limit=...)")
+    )
+
+
+def _with_callback_error(error: MemoryError) -> MemoryError:
+    if (raised := pressure.callback_error()) is not None:
+        error.add_note(f"on_oom raised {type(raised).__name__}: {raised}")
+    return error
 
 
 def foreign(ptr: int) -> ForeignPointerError:

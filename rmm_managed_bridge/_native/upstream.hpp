@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "page_map.hpp"
@@ -51,6 +52,15 @@ class HostUpstream final : public Upstream {
  private:
   static constexpr std::uintptr_t kAlignment = std::uintptr_t{2} << 20;
   Hugepages hugepages_;
+};
+
+// From the C library, in pieces of any size: for debug mode, since AddressSanitizer knows where those end.
+class MallocUpstream final : public Upstream {
+ public:
+  void* allocate(std::size_t bytes) noexcept override { return std::malloc(bytes); }
+  void deallocate(void* ptr, std::size_t) noexcept override { std::free(ptr); }
+  bool gives_zeros() const noexcept override { return false; }
+  std::size_t chunk_bytes() const noexcept override { return 0; }
 };
 
 }  // namespace rmm_bridge

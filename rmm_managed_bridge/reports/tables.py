@@ -102,6 +102,7 @@ def stats_table(stats: Stats) -> RenderableType:
         "foreign frees": stats.foreign_frees,
         "size mismatches": stats.size_mismatches,
         "failed allocations": stats.failures,
+        "blocks written out of bounds or after free": stats.damaged_blocks,
     }
     if any(wrong.values()):
         pools.add_section()

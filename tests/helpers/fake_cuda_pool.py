@@ -1,6 +1,10 @@
 """A pool of the native core on the fake driver, with what tests do to it again and again."""
 
+from typing import Any
+
 from helpers.fake_cuda import FakeCuda, Stream
+
+from rmm_managed_bridge.config import PoolSettings
 
 KIB, MIB = 1 << 10, 1 << 20
 EVERYTHING = 1 << 62
@@ -13,12 +17,21 @@ class Owner:
 class Bench:
     """A heap on one device of the fake, and the streams and blocks that a test has there."""
 
-    def __init__(self, fake: FakeCuda, *, device: int = 0, limit_bytes: int = EVERYTHING, track: str = "sites") -> None:
+    def __init__(
+        self, fake: FakeCuda, *, device: int = 0, limit_bytes: int = EVERYTHING, track: str = "sites", **settings: Any
+    ) -> None:
+        """`settings`: further fields of `PoolSettings`."""
         from rmm_managed_bridge._native import blocks, core, ledger
 
         self.fake, self.core, self.ledger, self.device = fake, core, ledger, device
         self.blocks = blocks
-        self.heap = core.host_heap(ordered=True, device=device, kind="managed", limit_bytes=limit_bytes, track=track)
+        self.heap = core.host_heap(
+            ordered=True,
+            device=device,
+            kind="managed",
+            settings=PoolSettings(limit_bytes=limit_bytes, **settings),
+            track=track,
+        )
         self.owners: dict[Stream, Owner] = {}
         self.live: dict[int, tuple[int, Stream | None]] = {}
 

@@ -21,8 +21,7 @@ class OneDevicePools(HostPools):
         self.heaps: dict[int, Any] = {0: self.cpu_heap}
 
     def _make(self) -> Any:
-        limit = self._config.maximum_pool_size
-        return core.host_heap(limit_bytes=1 << 62 if limit is None else limit, track=self._config.track, device=0)
+        return core.host_heap(settings=self._config.settings_for(1 << 62), track=self._config.track, device=0)
 
     def renew(self, devices: Any) -> None:
         super().renew(devices)

@@ -125,8 +125,10 @@ int main(int argc, char** argv) {
   CUcontext context = nullptr;
   if (!process.driver.loaded || process.driver.primary_retain(&context, 0) != CUDA_SUCCESS) return 3;
   process.driver.ctx_push(context);
+  PoolOptions options;
+  options.limit_bytes = std::size_t{1} << 31;
   auto& heap = *new Heap(process, std::make_unique<HostUpstream>(Hugepages::never), &process.driver, context,
-                         std::size_t{1} << 31, 0, 1, Track::counters);
+                         options, 0, 1, Track::counters);
   std::vector<CUstream> streams(2 * threads);
   for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
   static int owner;

@@ -36,23 +36,27 @@ MUTANTS = {
     "a thief does not wait": Mutant(
         "pool_order.hpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
     ),
-    "no quarantine": Mutant("pool_order.hpp", "if (batch.waits.empty()) {", "if (true) {"),
-    "the host takes what streams freed": Mutant("pool_order.hpp", "(!exposed && !on_stream)", "!exposed"),
-    "views are forgotten": Mutant("pool.hpp", "block->flags.fetch_or(Block::kExposed);", ""),
-    "only the last view counts": Mutant("pool_order.hpp", "if (index != own) lanes.push_back(index);", ""),
+    "no quarantine": Mutant("pool_frees.hpp", "if (batch.waits.empty()) {", "if (true) {"),
+    "the host takes what streams freed": Mutant("pool_frees.hpp", "(!exposed && !on_stream)", "!exposed"),
+    "views are forgotten": Mutant("pool_order.hpp", "block->flags.fetch_or(Block::kExposed);", ""),
+    "only the last view counts": Mutant("pool_frees.hpp", "if (index != own) lanes.push_back(index);", ""),
     "held streams that nobody told of are left out": Mutant(
-        "pool_order.hpp", "if (lane.owned && std::find(", "if (false && std::find("
+        "pool_frees.hpp", "if (lane.owned && std::find(", "if (false && std::find("
     ),
-    "a borrowed stream's event is lost": Mutant("pool_order.hpp", "lane.events.push_back(event);", ""),
+    "what the CPU frees is ready at once": Mutant("pool.hpp", "options_.cautious && lanes_.any_held()", "false"),
+    "what the CPU frees waits for no stream": Mutant(
+        "pool_frees.hpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
+    ),
+    "a borrowed stream's event is lost": Mutant("pool_frees.hpp", "lane.events.push_back(event);", ""),
     "quarantine ends at the first look": Mutant(
         "pool_order.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
     ),
     "a borrowed lane counts as finished": Mutant(
         "pool_order.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
     ),
-    "a lane is closed without an event": Mutant("pool.hpp", "record = lane.owned;", "record = false;"),
+    "a lane is closed without an event": Mutant("pool_release.hpp", "record = lane.owned;", "record = false;"),
     "a view does not wait": Mutant(
-        "pool.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
+        "pool_order.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
     "a front takes what was freed on another stream": Mutant(
         "pool_front.hpp", "if (!front.open || (stream != nullptr && front.key != stream->key))", "if (!front.open)"
@@ -61,7 +65,9 @@ MUTANTS = {
     "every stream counts as held": Mutant(
         "lanes.hpp", "if (stream.legacy() || stream.handle == CU_STREAM_PER_THREAD) own(lane);", "own(lane);"
     ),
-    "the cpu does not wait": Mutant("pool.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""),
+    "the cpu does not wait": Mutant(
+        "pool_order.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
+    ),
     "streams are known by handle": Mutant(
         "pool.hpp", "out = {id, handle};", "out = {reinterpret_cast<std::uint64_t>(handle), handle};"
     ),
