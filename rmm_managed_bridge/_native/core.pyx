@@ -17,6 +17,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
+    void PyErr_SetInterrupt()
 
 
 cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
@@ -429,7 +430,11 @@ cdef void _call_notices() noexcept with gil:
 
 
 cdef bool _call_relieve(size_t size_bytes, int attempt, bool may_collect) noexcept with gil:
-    return pressure.relieve(size_bytes, attempt, may_collect)
+    try:
+        return pressure.relieve(size_bytes, attempt, may_collect)
+    except BaseException:  # Ctrl-C in the callback: it cannot pass through native code, so it is pressed once more
+        PyErr_SetInterrupt()
+        return False
 
 install_hooks(process, _call_closed, _call_notices, _call_relieve)
 

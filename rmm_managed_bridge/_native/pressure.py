@@ -1,6 +1,5 @@
 """Making room in Python for a request that the pool could not serve."""
 
-import _thread
 import gc
 import threading
 from collections.abc import Callable
@@ -31,9 +30,6 @@ def relieve(size_bytes: int, attempt: int, may_collect: bool) -> bool:
         return callback is not None and bool(callback(size_bytes, attempt if may_collect else attempt + 1))
     except Exception as error:  # goes into the MemoryError: see `callback_error`
         _thread_state.error = error
-        return False
-    except BaseException:  # Ctrl-C in the callback: it cannot pass through native code
-        _thread.interrupt_main()
         return False
     finally:
         _thread_state.inside = False
