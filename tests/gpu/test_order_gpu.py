@@ -69,6 +69,23 @@ def test_numpy_does_not_get_a_block_that_a_kernel_writes(bridge, cupy, slow, str
     assert bridge.stats().quarantined_bytes == 0
 
 
+@pytest.mark.parametrize("count", [1 << 10, COUNT])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_the_source_of_an_invisible_copy_is_not_overwritten(bridge, cupy, slow, count, blocking) -> None:
+    """CudaMemcpyDefault out of managed memory returns at once and reads later, and no library tells of it."""
+    stream = cupy.cuda.Stream(non_blocking=not blocking)
+    with stream:
+        target, before = cupy.zeros(count, "f4"), cupy.zeros(count, "f4")
+        slow.fill(before, 1)
+        host = np.full(count, 3, "f4")
+        cupy.cuda.runtime.memcpyAsync(target.data.ptr, host.ctypes.data, host.nbytes, 4, stream.ptr)
+    del host
+    others = [np.full(count, 9, "f4") for _ in range(300 if count < COUNT else 6)]
+    stream.synchronize()
+    assert (cupy.asnumpy(target) == 3).all()
+    del others
+
+
 def test_a_numpy_block_shown_to_warp_waits_for_warps_stream(bridge, warp, cupy, slow) -> None:
     host = np.zeros(COUNT, "f4")
     address = host.ctypes.data

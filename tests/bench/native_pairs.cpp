@@ -1,0 +1,37 @@
+// Allocate-and-free pairs straight on a host heap: the hot path without Python and without CUDA.
+//   native_pairs THREADS PAIRS off|counters
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "heap.hpp"
+
+using namespace rmm_bridge;
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const int threads = std::atoi(argv[1]);
+  const long pairs = std::atol(argv[2]);
+  auto& process = *new Process();
+  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(Hugepages::never), nullptr, nullptr, PoolOptions{}, -1, 0,
+                         std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
+  const auto work = [&] {
+    Request request;
+    request.bytes = 1024;
+    request.alignment = 64;
+    Refusal refusal;
+    for (long pair = 0; pair < pairs; ++pair) {
+      Heap::deallocate(process, heap.allocate(request, refusal), 1024, nullptr, {});
+    }
+  };
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> others;
+  for (int index = 1; index < threads; ++index) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+  std::printf("%.2f\n", took.count() / static_cast<double>(pairs));
+}
