@@ -289,6 +289,7 @@ class Pool : public ForkLocks {
 
   // Under the lock. In pool_front.hpp:
   void drain(Lane& lane) noexcept;
+  void refill(Lane& lane, const SizeClass& size) noexcept;
   void drain_all() noexcept;
   void close_front(Lane& lane) noexcept;
 

@@ -23,6 +23,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
     char* ptr = bin.back();
     bin.pop_back();
     lane.free_bytes -= want.size.bytes;
+    refill(lane, want.size);
     Span* span = process_.pages.find(ptr);
     hand_out(ptr, span, span->index_of(ptr), want, false, out);
     return true;

@@ -5,10 +5,12 @@
 
 namespace rmm_bridge {
 
-// A batch of fresh blocks: few enough that the next ones are still in the processor's caches, enough to share an event's
-// 250 ns and its query.
-inline constexpr std::ptrdiff_t kFreshBlocks = 64;
+// A batch of fresh blocks: few enough that the next ones are still in the processor's caches, enough to share an event
+// and its query, 500 ns for each held stream.
+inline constexpr std::ptrdiff_t kFreshBlocks = 512;
 inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
+
+inline constexpr std::size_t kRefill = 64;
 
 // Which lane stands for which stream, as this thread saw it last. An entry may be stale: the front says under its own lock
 // whether it is open and for which stream. Lanes and pools are never freed.
@@ -82,6 +84,25 @@ inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef
     full = -front.live_delta >= kFreshBlocks << shift || front.free_bytes >= kFreshBytes << shift;
   }
   return true;
+}
+
+// Lets the next requests of the class be served in front. They would drain it only to come here again.
+inline void Pool::refill(Lane& lane, const SizeClass& size) noexcept {
+  auto& bin = lane.bins[size.index];
+  const std::size_t count = std::min(bin.size(), kRefill);
+  if (count == 0) return;
+  std::scoped_lock lock(lane.front.lock);
+  if (!lane.front.open) return;
+  try {
+    auto& bins = lane.front.bins;
+    if (bins.size() <= size.index) bins.resize(size.index + 1);
+    bins[size.index].insert(bins[size.index].end(), bin.end() - static_cast<std::ptrdiff_t>(count), bin.end());
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  bin.resize(bin.size() - count);
+  lane.free_bytes -= count * size.bytes;
+  lane.front.free_bytes += count * size.bytes;
 }
 
 inline void Pool::drain(Lane& lane) noexcept {

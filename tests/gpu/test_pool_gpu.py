@@ -27,9 +27,8 @@ def test_debug_mode_finds_a_kernel_that_writes_past_its_block(cleared, cupy, slo
     gpu_install(cleared, frameworks=["numpy", "cupy"], pool="off", maximum_pool_size="256MiB")
     with pytest.warns(cleared.BridgeWarning, match=r"of 4000 bytes .*cupy.* was written behind its end") as said:
         array = cupy.zeros(1000, "f4")
-        longer = cupy.ndarray(
-            1001, "f4", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(array.data.ptr, 4004, array), 0)
-        )
+        memory = cupy.cuda.UnownedMemory(array.data.ptr, 4004, array)
+        longer = cupy.ndarray(1001, "f4", cupy.cuda.MemoryPointer(memory, 0))
         slow.fill(longer, 1, clocks=1000)
         del array, longer, memory
         assert eventually(lambda: len(said) == 1)
@@ -38,6 +37,7 @@ def test_debug_mode_finds_a_kernel_that_writes_past_its_block(cleared, cupy, slo
 
 def test_debug_mode_leaves_right_programs_alone(cleared, cupy, slow, gpu_install, streams) -> None:
     gpu_install(cleared, frameworks=["numpy", "cupy", "warp"], pool="off", maximum_pool_size="256MiB")
+    before = cleared.stats().damaged_blocks
     for step in range(20):
         with streams():
             x = cupy.full(5000, step, "f4")
@@ -51,7 +51,7 @@ def test_debug_mode_leaves_right_programs_alone(cleared, cupy, slow, gpu_install
     gc.collect()
     cupy.cuda.runtime.deviceSynchronize()
     assert eventually(lambda: cleared.stats().reserved_bytes == 0)
-    assert cleared.stats().damaged_blocks == 0
+    assert cleared.stats().damaged_blocks == before
 
 
 def test_compute_sanitizer_sees_where_a_block_ends(tmp_path) -> None:

@@ -18,9 +18,11 @@ def test_the_source_of_an_invisible_copy_is_not_used_again(bench: Bench, size: i
     for ptr in taken:
         bench.free(ptr)
     bench.fake.finish(copy)
-    for _ in range(64):  # with the next batch, a look at what has ended
+    for _ in range(512):  # with the next batch, a look at what has ended
         bench.free(bench.allocate(size, cpu=True))
-    assert source in [bench.allocate(size, cpu=True) for _ in range(2 * len(taken))], "once the copy has ended, it is"
+    assert source in [bench.allocate(size, cpu=True) for _ in range(2 * len(taken) + 1024)], (
+        "once the copy has ended, it is"
+    )
 
 
 def test_every_held_stream_counts(bench: Bench) -> None:
@@ -90,7 +92,7 @@ def test_batches_grow_while_nothing_ends(bench: Bench) -> None:
     bench.fake.clear()
     for _ in range(20_000):
         bench.free(bench.allocate(64, cpu=True))
-    assert bench.fake.calls("cuEventRecord") < 60
+    assert bench.fake.calls("cuEventRecord") < 20
     assert bench.quarantined_bytes >= 20_000 * 64
 
 
