@@ -76,3 +76,20 @@ def test_only_recorded_streams_are_waited_for_if_that_was_chosen(fake: FakeCuda,
     assert (ptr in [bench.allocate(MIB, cpu=True) for _ in range(64)]) == (ordering == "recorded")
     fake.finish(theirs)
     assert bench.close()
+
+
+@pytest.mark.behaviour("M4")
+def test_without_a_limit_a_managed_pool_may_outgrow_the_device(fake: FakeCuda) -> None:
+    """Managed memory may: the driver moves pages out. Only more than all memory there is is refused unasked."""
+    from rmm_managed_bridge._native import core
+
+    fake.set_memory(64 * MIB)
+    heap = core.host_heap(ordered=True, device=0, kind="managed")
+    blocks = [heap.allocate(8 * MIB, cpu=True) for _ in range(12)]
+    assert heap.numbers[0] >= 96 * MIB
+    with pytest.raises(MemoryError, match="cannot allocate"):
+        heap.allocate(core.physical_bytes() + MIB)
+    for ptr in blocks:
+        heap.deallocate(ptr)
+    assert heap.retire()
+    fake.set_memory(64 << 30)
