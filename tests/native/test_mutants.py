@@ -20,7 +20,9 @@ WANTED = os.environ.get("BRIDGE_MUTANTS", "")
 PACKAGE = Path(rmm_managed_bridge.__file__).parent
 TESTS = Path(__file__).parent
 # The fast ones first: the first failure is enough.
-SUITES = ["frees", "hot_path", "stream_order", "host_order", "process", "capture", "machine"]
+SUITES = ["frees", "hot_path", "stream_order", "host_order", "process", "capture", "fresh", "quarantine", "machine"]
+MODULES = ["core", "blocks"]  # that have the pool in them and are called by the suites
+PATIENCE_SECONDS = 1200
 
 
 class Mutant(NamedTuple):
@@ -102,7 +104,7 @@ MUTANTS = {
 
 pytestmark = [
     pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2 * PATIENCE_SECONDS),
 ]
 
 
@@ -127,13 +129,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_core(workshop: Path) -> Path:
     """Build the core as the sources are now; return the folder of a package that has it."""
-    built = subprocess.run(["ninja", "-C", workshop / "build", "core"], capture_output=True, text=True, check=False)
+    command = ["ninja", "-C", workshop / "build", *MODULES]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, f"the mutant does not compile: {built.stdout[-2000:]}"
     root = workshop / "mutant"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(workshop / "source", root)
-    (core,) = (workshop / "build").glob("core.*.so")
-    shutil.copy(core, root / "rmm_managed_bridge" / "_native")
+    for name in MODULES:
+        (module,) = (workshop / "build").glob(f"{name}.*.so")
+        shutil.copy(module, root / "rmm_managed_bridge" / "_native")
     return root
 
 
@@ -149,7 +153,9 @@ def first_failure(root: Path, config: pytest.Config, suites: list[str]) -> str |
         "HYPOTHESIS_STORAGE_DIRECTORY": str(root),
     }
     try:
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         return "no end"
     if ended.returncode == 0:
