@@ -73,6 +73,26 @@ def test_the_wait_of_as_numpy_includes_the_way_home(cupy: Any, hints: FakeHints,
     assert fake.trace().index("cuMemPrefetchAsync") < fake.trace().index("cuEventSynchronize")
 
 
+def test_the_way_home_comes_after_the_work_of_all_streams_on_the_block(
+    cupy: Any, hints: FakeHints, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that went home before a kernel ends would be fetched back by it."""
+    array, other = np.ones(MIB), bench.owned()
+    seen: list[bool] = []
+
+    def prefetch(ranges: Any, place: int, handle: int) -> None:
+        seen.append(place == -1 and bench.fake.ordered(operation, bench.fake.ambient(handle)))
+        FakeHints.prefetch(hints, ranges, place, handle)
+
+    with bridge.using_hints("device"):
+        there = bridge.as_cupy(array)
+        bridge.record_stream(there, other.handle)
+        operation = bench.fake.enqueue(other)
+        monkeypatch.setattr(hints, "prefetch", prefetch)
+        bridge.as_numpy(there)
+    assert seen == [True]
+
+
 def test_small_arrays_are_left_alone_and_less_than_4_mib_does_not_go_home(cupy: Any, hints: FakeHints) -> None:
     small, middle = np.ones(1000), np.ones(2 * MIB, "u1")
     with bridge.using_hints(Hints("device", min_bytes="2MiB")):

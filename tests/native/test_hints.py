@@ -261,13 +261,22 @@ def test_a_stream_that_the_driver_does_not_know_is_not_used(hints: FakeHints, be
     assert hints.reached == []
 
 
-def test_discard_comes_after_the_work_on_the_block_and_before_its_next_owner(hints: FakeHints, bench: Bench) -> None:
+def test_discard_comes_after_the_work_on_the_block_and_before_its_next_owner(
+    hints: FakeHints, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = bench.owned()
     block = bench.allocate(8 * MIB, cpu=True)
     bench.order(block, stream)
     operation = bench.fake.enqueue(stream)
-    result = bridge.discard(block)
-    assert result and bench.fake.done(operation), "the CPU may use the array at once, so it waits"
+    seen: list[bool] = []
+
+    def discard(pages: tuple[int, int], handle: int) -> None:
+        seen.append(bench.fake.ordered(operation, bench.fake.ambient(handle)))
+        FakeHints.discard(hints, pages, handle)
+
+    monkeypatch.setattr(hints, "discard", discard)
+    assert bridge.discard(block) and seen == [True]
+    assert bench.fake.done(operation), "the CPU may use the array at once, so it waits"
     assert bench.fake.page(block).discarded
     bench.fake.enqueue(bench.fake.ambient(hints.reached[-1].stream))  # stands for a discard that is not done yet
     bench.free(block)
