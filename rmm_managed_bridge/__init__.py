@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy import numpy_allocator
 from rmm_managed_bridge.adapters.warp import WarpAllocator
+from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import (
     BackendError,
     BridgeError,
@@ -18,6 +19,9 @@ from rmm_managed_bridge.errors import (
     InstallError,
     ViewError,
 )
+from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
+from rmm_managed_bridge.hints.policy import using_hints
+from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
 from rmm_managed_bridge.install import Bridge, install, installed, uninstall
 from rmm_managed_bridge.provenance import (
     allocation_of,
@@ -54,27 +58,35 @@ __all__ = [
     "ConfigError",
     "ForeignPointerError",
     "FrameworkError",
+    "HintResult",
+    "HintSkip",
+    "Hints",
     "InstallError",
     "ManagedBridgeResource",
+    "Residency",
     "Snapshot",
     "Stats",
     "Status",
     "ViewError",
+    "advise",
     "allocation_of",
     "as_cupy",
     "as_numpy",
     "as_warp",
     "cupy_allocator",
     "detect_backend",
+    "discard",
     "history",
     "install",
     "installed",
     "numpy_allocator",
     "owns",
     "peak_scope",
+    "prefetch",
     "record_events",
     "record_stream",
     "reset_peak",
+    "residency",
     "snapshot",
     "stats",
     "status",
@@ -82,6 +94,7 @@ __all__ = [
     "tag",
     "trim",
     "uninstall",
+    "using_hints",
     "warp_allocator",
 ]
 

@@ -4,6 +4,8 @@ import operator
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rmm_managed_bridge.errors import ViewError
 
 
@@ -56,3 +58,36 @@ def address_of(x: Any) -> Address:
             f"{type(x).__name__} object has no address: it is not an array, a buffer with __cuda_array_interface__ or "
             "__array_interface__, nor an integer"
         ) from None
+
+
+def extent_of(address: Address, itemsize: int | None = None) -> tuple[int, int]:
+    """Return the lowest address of an array, and how many bytes it spans from there; 0 for no elements."""
+    size = np.dtype(address.typestr).itemsize if itemsize is None else itemsize
+    if 0 in address.shape:
+        return address.ptr, 0
+    if address.strides is None:
+        for length in address.shape:
+            size *= length
+        return address.ptr, size
+    low = high = address.ptr
+    for length, stride in zip(address.shape, address.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + size - low
+
+
+def is_dense(address: Address) -> bool:
+    """Return True if every byte of the array's extent belongs to one of its elements."""
+    if address.strides is None or 0 in address.shape:
+        return True
+    size = np.dtype(address.typestr).itemsize
+    steps = sorted(
+        (abs(stride), length) for length, stride in zip(address.shape, address.strides, strict=True) if length > 1
+    )
+    for stride, length in steps:
+        if stride > size:
+            return False
+        size += (length - 1) * stride
+    return True

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rmm_managed_bridge.errors import ConfigError, FrameworkError
-from rmm_managed_bridge.units import parse_bytes, parse_bytes_or_fraction
+from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
 Backend = Literal["auto", "managed", "system", "host"]
 Track = Literal["sites", "counters", "off"]
@@ -20,6 +20,65 @@ ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 FRAMEWORKS = ("numpy", "cupy", "warp")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
+
+
+PLACEMENTS = ("none", "device", "host", "read_mostly")
+
+
+@dataclass(frozen=True, init=False)
+class Hints:
+    """When the bridge tells the driver, by itself, where managed memory will be used. docs/guide/hints.md has numbers.
+
+    The presets are `Hints.none`, `Hints.device`, `Hints.host` and `Hints.read_mostly`, with the usual least size. Where
+    hints are taken, a name such as ``"device"`` or ``"device:16MiB"`` will do as well.
+
+    Parameters
+    ----------
+    placement : {"none", "device", "host", "read_mostly"}
+        ``"device"``: for work that comes back to the same data on the device. An array that is handed to the device
+        (`as_cupy`, `as_warp`) is prefetched to it on the stream that will use it, new blocks of CuPy and Warp are
+        too, and `as_numpy` prefetches home.
+        ``"host"``: for one pass over data of the CPU. The array stays where it is, and the device reads and writes it
+        over the bus.
+        ``"read_mostly"``: for tables that both sides read. Each gets a copy; a write ends the other copies.
+    min_bytes : int or str
+        Smaller arrays are left alone: below 1 MiB a hint costs about what it saves.
+    """
+
+    placement: str
+    min_bytes: int
+
+    none: ClassVar["Hints"]
+    device: ClassVar["Hints"]
+    host: ClassVar["Hints"]
+    read_mostly: ClassVar["Hints"]
+
+    def __init__(self, placement: str = "none", min_bytes: int | str = 1 << 20) -> None:
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"placement={placement!r} is not one of {', '.join(map(repr, PLACEMENTS))}")
+        object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "min_bytes", parse_bytes(min_bytes, "min_bytes"))
+
+    def __str__(self) -> str:
+        return self.placement if self.placement == "none" else f"{self.placement} from {format_bytes(self.min_bytes)}"
+
+    @classmethod
+    def read(cls, value: object, name: str = "hints") -> "Hints":
+        """Return `value` as hints: itself, or what a text such as ``"device"`` or ``"device:16MiB"`` means."""
+        if isinstance(value, Hints):
+            return value
+        if not isinstance(value, str):
+            raise ConfigError(f"{name}={value!r} is not hints; write one of {', '.join(PLACEMENTS)}, or Hints(...)")
+        placement, colon, size = value.partition(":")
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, PLACEMENTS))}")
+        return cls(placement, parse_bytes(size, f"{name}={value!r}")) if colon else cls(placement)
+
+
+Hints.none = Hints("none")
+Hints.device = Hints("device")
+Hints.host = Hints("host")
+Hints.read_mostly = Hints("read_mostly")
 
 
 @dataclass(frozen=True)
@@ -57,6 +116,7 @@ class BridgeConfig:
     numpy_scope: str = "process"
     numpy_min_bytes: int = 0
     track: str = "sites"
+    hints: Hints = Hints.none
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
 
@@ -95,6 +155,7 @@ def read_config(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    hints: Hints | str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> BridgeConfig:
     """Return the configuration from arguments and, for those that are None, ``RMM_BRIDGE_<NAME>``.
@@ -151,8 +212,13 @@ def read_config(
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
+        hints=_read_hints(*given("hints", hints)),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
+
+
+def _read_hints(value: object, source: str) -> Hints:
+    return Hints.none if value is None else Hints.read(value, source)
 
 
 def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:

@@ -15,9 +15,10 @@ from rmm_managed_bridge._native import core, pressure
 from rmm_managed_bridge.adapters.cupy import CupyAdapter
 from rmm_managed_bridge.adapters.numpy import NumpyAdapter
 from rmm_managed_bridge.adapters.warp import WarpAdapter
-from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, read_config
+from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, Hints, read_config
 from rmm_managed_bridge.errors import BackendError, BridgeWarning, FrameworkError, InstallError
 from rmm_managed_bridge.forks import warn_before_forks
+from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.internal_files import internal_prefixes
 from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
 from rmm_managed_bridge.records import Status
@@ -135,6 +136,7 @@ class Bridge:
             frameworks=dict(self._states),
             numpy_scope=self.config.numpy_scope if "numpy" in self._adapters else None,
             track=self.config.track,
+            hints=str(self.config.hints),
         )
 
     def _before_reinitialize(self) -> None:
@@ -175,6 +177,7 @@ def install(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    hints: Hints | str | None = None,
 ) -> Bridge:
     """Put one pool behind the frameworks.
 
@@ -224,6 +227,10 @@ def install(
         the C library.
     track : {"sites", "counters", "off"}
         What is recorded for each allocation: everything; all but the call site; nothing.
+    hints : Hints or str
+        When to tell the driver, by itself, where memory will be used: ``"none"``, ``"device"``, ``"host"``,
+        ``"read_mostly"``, with a least size ``"device:16MiB"``. None by default, since each is wrong for some work;
+        `using_hints` and `tag` choose for a part of the program. docs/guide/hints.md says which is for what.
 
     Returns
     -------
@@ -251,6 +258,7 @@ def install(
         numpy_scope=numpy_scope,
         numpy_min_bytes=numpy_min_bytes,
         track=track,
+        hints=hints,
     )
     if core.phase() != "running":
         raise BackendError(
@@ -277,6 +285,7 @@ def install(
             raise
         _bridge = bridge
         pressure.on_oom = config.on_oom
+        policy.set_installed(config.hints)
         bridge._publish()
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
@@ -316,6 +325,7 @@ def _uninstall(bridge: Bridge) -> None:
     _bridge = None
     pressure.on_oom = None
     state.current = state.NOT_INSTALLED
+    policy.set_installed(Hints.none)
     reinitialize.unwatch()
     complaints = bridge._unhook_all() + bridge._pools.detach()
     for complaint in complaints:

@@ -6,7 +6,9 @@ from typing import Any, Self
 from rmm_managed_bridge import state
 from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.address import address_of
+from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.hints import policy, tally
 from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
 from rmm_managed_bridge.units import format_bytes, parse_bytes
 
@@ -29,19 +31,26 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         The most that may be live of what is allocated in blocks with this tag and this limit, tags inside them
         included, in bytes or as text such as ``"2GiB"``: beyond it, an allocation is a `MemoryError`. A resize counts
         too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``.
+    hints : Hints or str, optional
+        How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
+        the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it.
     """
 
-    __slots__ = ("_limit_bytes", "_name")
+    __slots__ = ("_hints", "_limit_bytes", "_name")
 
-    def __init__(self, name: str, limit: int | str | None = None) -> None:
+    def __init__(self, name: str, limit: int | str | None = None, *, hints: Hints | str | None = None) -> None:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
         self._name = name
         self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
+        self._hints = None if hints is None else Hints.read(hints)
 
     # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
-        core.tag_variable.set(core.nested_tag(core.tag_variable.get(), self._name, self._limit_bytes))
+        number = core.nested_tag(core.tag_variable.get(), self._name, self._limit_bytes)
+        if self._hints is not None:
+            policy.set_of_tag(core.tag_name(number), self._hints)
+        core.tag_variable.set(number)
         return self
 
     def __exit__(
@@ -107,6 +116,7 @@ def stats() -> Stats:
     """Return the counters of all pools of this process."""
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
     holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
+    hints_done, hints_skipped = tally.counts()
     reserved = used = quarantined = 0
     for heap in core.heaps():
         numbers = heap.numbers
@@ -130,6 +140,8 @@ def stats() -> Stats:
         numpy_scope=state.current.numpy_scope,
         generations=generations(),
         frameworks=dict(state.current.frameworks),
+        hints_done=hints_done,
+        hints_skipped=hints_skipped,
         holders=holders,
     )
 
@@ -162,6 +174,7 @@ def status() -> Status:
         numpy_scope=current.numpy_scope,
         track=current.track,
         generations=generations(),
+        hints=current.hints,
     )
 
 

@@ -222,6 +222,10 @@ class Stats:
     """How each framework stands: ``"hooked"``, or the reason why not."""
     damaged_blocks: int = 0
     """With ``pool="off"``: how often a block was found written out of its bounds or after it was freed."""
+    hints_done: Mapping[str, int] = field(default_factory=dict)
+    """Hints that the driver took, by action."""
+    hints_skipped: Mapping[str, int] = field(default_factory=dict)
+    """Hints that were not given, by reason."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
 
     def by(self, key: GroupKey) -> dict[str, Usage]:
@@ -255,13 +259,16 @@ class Status:
     numpy_scope: str | None
     track: str
     generations: tuple[Generation, ...] = ()
+    hints: str = "none"
+    """Which hints are given where neither the context nor a tag says otherwise."""
 
     def __str__(self) -> str:
         if not self.installed:
             return "rmm_managed_bridge is not installed in this process; call rmm_managed_bridge.install()"
         lines = [f"backend {self.backend}: {self.reason}"]
         lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
-        lines.append(f"  call sites: {self.track}; NumPy scope: {self.numpy_scope or 'not hooked'}")
+        scope = self.numpy_scope or "not hooked"
+        lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")
         for each in self.generations:
             device = "host" if each.device < 0 else f"cuda:{each.device}"
             state = "current" if each.current else "retired"

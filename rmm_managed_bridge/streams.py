@@ -63,3 +63,12 @@ def stream_of(x: Any, device: int | None) -> Any:
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
     return None
+
+
+def ambient_stream(device: int) -> Any:
+    """Return the stream that work on memory of no framework most likely goes to: CuPy's, else Warp's, else 0."""
+    if "cupy" in sys.modules:
+        return current_cupy_stream(device)
+    if "warp" in sys.modules and device >= 0:
+        return current_warp_stream(device)
+    return LEGACY

@@ -11,8 +11,10 @@ import numpy as np
 
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, core
-from rmm_managed_bridge.address import Address, address_of
+from rmm_managed_bridge.address import Address, address_of, extent_of
 from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.hints import handovers
+from rmm_managed_bridge.stream_use import hold, note_use
 
 if TYPE_CHECKING:
     import cupy
@@ -47,7 +49,7 @@ def record_stream(x: Any, stream: Any) -> None:
         If the stream is being captured.
     """
     ptr = address_of(x).ptr
-    _hold(ptr, stream)
+    hold(ptr, stream)
     if not blocks.expose(ptr, streams.stream_handle(stream)):
         raise ViewError(_not_ours(x))
 
@@ -79,10 +81,13 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     Waits for the streams that the array was allocated on, shown to, or recorded with `record_stream`, for the stream
     that its framework enqueues on now, and for every other stream whose object the bridge holds; never for the whole
     device, which would destroy captures that the bridge knows nothing of. The GIL is released while it waits.
+
+    With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
     """
     address = address_of(x)
     if isinstance(x, np.ndarray):
         if blocks.block_of(address.ptr) is not None:
+            handovers.to_host(x, *extent_of(address, x.dtype.itemsize))
             blocks.synchronize(address.ptr)
         return x
     dtype = _dtype_of(x, address)
@@ -95,7 +100,8 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
             f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
             "install(backend='managed', ...), or copy it"
         )
-    _note_use(x, address.ptr)
+    note_use(x, address.ptr)
+    handovers.to_host(x, *extent_of(address, dtype.itemsize))
     blocks.synchronize(address.ptr)
     return np.asarray(_ArrayInterface(x, address, dtype))
 
@@ -126,6 +132,8 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     Kernels enqueued on the current stream from now on come after the device work on the block so far. Work of the CPU
     needs no order: it is done when this is called. When the block is freed later, it waits for the stream that is
     current now and for the one that is current when the view goes away.
+
+    The hints in use (`using_hints`, `tag`, `install`) are given on the current stream before this returns.
     """
     cupy = _import("cupy")
     if isinstance(x, cupy.ndarray):
@@ -140,9 +148,10 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     with cupy.cuda.Device(device):
         stream = streams.current_cupy_stream()
         loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
-        _note_use(x, address.ptr)
-        _hold(address.ptr, stream)
+        note_use(x, address.ptr)
+        hold(address.ptr, stream)
         blocks.order(address.ptr, streams.stream_handle(stream))
+        handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -168,7 +177,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
 
     Notes
     -----
-    Order is as for `as_cupy`, on the stream that Warp uses on the device now.
+    Order and hints are as for `as_cupy`, on the stream that Warp uses on the device now.
     """
     warp = _import("warp")
     if isinstance(x, warp.array):
@@ -195,21 +204,22 @@ def as_warp(x: Any) -> "warp.array[Any]":
             dtype=warp_dtype,
             shape=address.shape,
             strides=address.strides,
-            capacity=_extent(address, dtype)[1],
+            capacity=extent_of(address, dtype.itemsize)[1],
             device="cpu",
             deleter=_Loan(x, address.ptr, None),
         )
     device = _require_device(x, address)
     stream = streams.current_warp_stream(device)
-    _note_use(x, address.ptr)
-    _hold(address.ptr, stream)
+    note_use(x, address.ptr)
+    hold(address.ptr, stream)
     blocks.order(address.ptr, streams.stream_handle(stream))
+    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
     return warp.array(
         ptr=address.ptr,
         dtype=warp_dtype,
         shape=address.shape,
         strides=address.strides,
-        capacity=_extent(address, dtype)[1],
+        capacity=extent_of(address, dtype.itemsize)[1],
         device=f"cuda:{device}",
         deleter=_Loan(x, address.ptr, lambda: streams.current_warp_stream(device)),
     )
@@ -246,7 +256,7 @@ class _Loan:
         if self._current_stream is None or core.phase() != "running":
             return
         stream = self._current_stream()
-        _hold(self._ptr, stream)
+        hold(self._ptr, stream)
         blocks.expose(self._ptr, streams.stream_handle(stream))
 
 
@@ -257,27 +267,6 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ViewError(f"{name} cannot be imported ({error}); install it to get its arrays") from None
-
-
-def _hold(ptr: int, stream: Any) -> None:
-    """Keep the stream object alive for as long as blocks may name it."""
-    if not streams.owns_its_stream(stream):
-        return
-    heap = core.heap_containing(ptr)
-    if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
-        heap.adopt(handle, stream)
-
-
-def _note_use(x: Any, ptr: int) -> None:
-    """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
-    stream = streams.stream_of(x, blocks.device_of(ptr))
-    if stream is None and type(x).__name__ == "DeviceBuffer" and type(x).__module__.startswith("rmm."):
-        from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
-
-        stream = stream_of_buffer(x)
-    if stream is not None:
-        _hold(ptr, stream)
-        blocks.expose(ptr, streams.stream_handle(stream))
 
 
 def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
@@ -293,25 +282,9 @@ def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     return np.dtype(address.typestr)
 
 
-def _extent(address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
-    """Return the lowest address of an array with elements, and how many bytes it spans from there."""
-    if address.strides is None:
-        count = 1
-        for length in address.shape:
-            count *= length
-        return address.ptr, count * dtype.itemsize
-    low = high = address.ptr
-    for length, stride in zip(address.shape, address.strides, strict=True):
-        if stride < 0:
-            low += (length - 1) * stride
-        else:
-            high += (length - 1) * stride
-    return low, high + dtype.itemsize - low
-
-
 def _require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
     """Return (start, bytes) of the block that all of the array lies in."""
-    low, size_bytes = _extent(address, dtype)
+    low, size_bytes = extent_of(address, dtype.itemsize)
     block = blocks.block_of(low)
     if block is None or low + size_bytes > block[0] + block[1]:
         raise ViewError(_not_ours(x))

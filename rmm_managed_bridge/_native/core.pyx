@@ -100,6 +100,11 @@ def budgets_of(number):
     return found
 
 
+def tag_name(number):
+    """Return the path of the tag number `number`, as records have it."""
+    return _tags[number]
+
+
 def set_internal_files(prefixes):
     """Call sites in files whose names begin with one of `prefixes` are not the user's."""
     cdef vector[string] native

@@ -31,6 +31,7 @@ namespace rmm_bridge {
   X(event_record, cuEventRecord, "cuEventRecord")                              \
   X(event_query, cuEventQuery, "cuEventQuery")                                 \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
+  X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                 \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 
 struct Driver {

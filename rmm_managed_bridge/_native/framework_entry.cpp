@@ -52,6 +52,12 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
       if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
       Py_XDECREF(done);
     }
+    if (ptr != nullptr && guest.hint != nullptr && bytes >= guest.process->least_hinted_bytes.load(std::memory_order_relaxed)) {
+      PyObject* done = PyObject_CallFunction(guest.hint, "KnK", reinterpret_cast<unsigned long long>(ptr),
+                                             static_cast<Py_ssize_t>(bytes), reinterpret_cast<unsigned long long>(stream));
+      if (done == nullptr) PyErr_WriteUnraisable(guest.hint);
+      Py_XDECREF(done);
+    }
   }
   if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
     check(PyObject_CallFunction(guest.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),

@@ -25,6 +25,7 @@ struct CupyGuest {
   PyObject* ask_stream = nullptr;  // ask_stream(device) -> handle, where the function above is null
   PyObject* hold_stream = nullptr;  // hold_stream(handle, device): a stream seen for the first time
   PyObject* refuse = nullptr;       // refuse(handle, refusal, bytes, device) raises
+  PyObject* hint = nullptr;         // hint(ptr, bytes, handle): a new block that a hint policy may want placed
 };
 
 }  // namespace rmm_bridge

@@ -26,6 +26,7 @@ cdef extern from "framework_entry.hpp" namespace "rmm_bridge" nogil:
         PyObject* ask_stream
         PyObject* hold_stream
         PyObject* refuse
+        PyObject* hint
 
     void* bridge_cupy_malloc "bridge_cupy_malloc"(void* param, size_t size_bytes, int device) except + with gil
     void bridge_cupy_free "bridge_cupy_free"(void* param, void* ptr, int device) noexcept with gil
@@ -59,6 +60,11 @@ cdef class CupyGuest:
             return False
         self.guest.current_stream = <intptr_t (*)() noexcept nogil>PyCapsule_GetPointer(capsule, signature)
         return True
+
+    def tell(self, hint):
+        """Call ``hint(ptr, size_bytes, stream)`` for each new block that a hint policy may want placed. Once."""
+        Py_INCREF(hint)
+        self.guest.hint = <PyObject*>hint
 
     def use(self, int device, core.Heap heap):
         """Blocks for `device` come from `heap`; with None, requests fail with CuPy's out-of-memory error."""

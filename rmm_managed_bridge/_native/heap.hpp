@@ -120,6 +120,7 @@ class Heap : public Pool, public Kept {
       }
     }
     heap->count_live(-static_cast<std::int64_t>(bytes));
+    if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);
     StreamRef ref;
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
@@ -130,6 +131,27 @@ class Heap : public Pool, public Kept {
       process.on_closed();
     }
     return Freed::done;
+  }
+
+  // The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.
+  // A call that the driver refuses leaves the advice: it changes speed, never contents.
+  void end_hints(void* ptr) noexcept {
+    const Hinted ended = process().hints.end(reinterpret_cast<std::uintptr_t>(ptr));
+    if (ended.low == ended.high || events() == nullptr) return;
+    const Driver& driver = process().driver;
+    DriverScope scope(&driver, events()->context());
+    auto undo = [&](CUmem_advise advice, int place) {
+      CUmemLocation location{};
+      location.type = place < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
+      location.id = std::max(place, 0);
+      driver.mem_advise(ended.low, ended.high - ended.low, advice, location);
+    };
+    if ((ended.advice & Hinted::kReadMostly) != 0) undo(CU_MEM_ADVISE_UNSET_READ_MOSTLY, -1);
+    if ((ended.advice & Hinted::kPreferred) != 0) undo(CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, -1);
+    for (unsigned bit = 0; bit <= Hinted::kCpuBit; ++bit) {
+      if ((ended.accessors >> bit & 1) == 0) continue;
+      undo(CU_MEM_ADVISE_UNSET_ACCESSED_BY, bit == Hinted::kCpuBit ? -1 : static_cast<int>(bit));
+    }
   }
 
   // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
@@ -181,7 +203,8 @@ class Heap : public Pool, public Kept {
     found.block->entry.store(0);
     grant.block->entry.store(id, std::memory_order_release);
     heap->account_resize(id, grant.ptr, bytes, old_bytes);
-    found.block->flags.store(0);
+    // The hints were for these pages; those that the block moves to have none.
+    if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);
     heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), exposed, nullptr);
     return grant.ptr;
   }

@@ -44,6 +44,7 @@ class EventPool {
   EventPool(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
 
   SpinLock& lock_for_fork() noexcept { return lock_; }
+  CUcontext context() const noexcept { return context_; }
 
   // Records an event on `stream` as it is now. An event on another thread's per-thread stream cannot be recorded from
   // here; the legacy stream waits for it, so an event there comes after it. Never breaks a capture: the event is recorded first and the stream

@@ -16,6 +16,7 @@
 
 #include "budgets.hpp"
 #include "driver.hpp"
+#include "hint_table.hpp"
 #include "history.hpp"
 #include "keeper.hpp"
 #include "ledger.hpp"
@@ -48,11 +49,14 @@ struct Process {
   Notices notices;
   Keeper keeper;
   Driver driver;
+  HintTable hints;
   std::atomic<Phase> phase{Phase::running};
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};
   std::atomic<std::uint64_t> failures{0};
   std::atomic<bool> record_all_events{false};
+  // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
+  std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
 
   // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
   // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.
@@ -83,8 +87,10 @@ struct Process {
     history.lock_for_fork().lock();
     notices.lock_for_fork().lock();
     pages.lock_for_fork().lock();
+    hints.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
+    hints.lock_for_fork().unlock();
     pages.lock_for_fork().unlock();
     notices.lock_for_fork().unlock();
     history.lock_for_fork().unlock();

@@ -31,6 +31,7 @@ struct Chunk {  // one piece from upstream
 struct Block {
   static constexpr std::uint8_t kLive = 1;
   static constexpr std::uint8_t kExposed = 2;  // was shown to a device beyond its lane: see Pool::expose
+  static constexpr std::uint8_t kHinted = 4;   // has an entry in Process::hints, which ends with the block
   std::atomic<std::uint32_t> entry{0};         // in the ledger; 0 without tracking
   std::atomic<std::uint16_t> lane{0};
   std::atomic<std::uint8_t> flags{0};

@@ -5,6 +5,7 @@ from typing import Any
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core, framework_entry
 from rmm_managed_bridge.errors import FrameworkError, InstallError
+from rmm_managed_bridge.hints import handovers
 
 
 class CupyAdapter:
@@ -69,6 +70,7 @@ def _allocator() -> tuple[framework_entry.CupyGuest, Any]:
         from cupy_backends.cuda import stream as backend_stream
 
         guest = framework_entry.CupyGuest(_ask_stream, _hold_stream, _refuse)
+        guest.tell(handovers.allocated)
         # Private, but a Python call for each block costs more than the allocation; its signature is checked.
         capsule = getattr(backend_stream, "__pyx_capi__", {}).get("get_current_stream_ptr")
         if capsule is not None:

@@ -5,6 +5,7 @@ from typing import Any
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.hints import handovers, policy
 
 
 class WarpAllocator:
@@ -56,7 +57,10 @@ class WarpAllocator:
         stream = device.stream
         handle = stream.cuda_stream or 0
         owner = stream if streams.owns_its_stream(stream) else None
-        return heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
+        ptr = heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
+        if ptr and policy.wants_to_know(size_in_bytes):
+            handovers.allocated(ptr, size_in_bytes, handle)
+        return ptr
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""

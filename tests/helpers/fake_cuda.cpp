@@ -4,47 +4,15 @@
 
 #include <cstring>
 
-#include "fake_cuda_device.hpp"
+#include "fake_cuda_enter.hpp"
 
 using namespace fake;
 
 namespace {
 
-Device& device() {
-  static auto* the = new Device();  // never destroyed: the bridge may call during exit, and a test counts it
-  return *the;
-}
-
 bool gil_held() {
   static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   return check != nullptr && check() == 1;
-}
-
-// Counts the call, takes a fault that a test has placed, and runs a test's hook when the call is over.
-template <typename Body>
-CUresult enter(const char* name, Body body) {
-  Device& d = device();
-  CUresult result = CUDA_SUCCESS;
-  void (*hook)() = nullptr;
-  {
-    std::scoped_lock lock(d.mutex);
-    ++d.calls[name];
-    d.trace += name;
-    d.trace += ' ';
-    bool faulty = false;
-    if (auto fault = d.faults.find(name); fault != d.faults.end() && fault->second.skip-- == 0) {
-      faulty = true;
-      result = fault->second.result;
-      d.faults.erase(fault);
-    }
-    if (!faulty) result = body(d);
-    if (auto found = d.hooks.find(name); found != d.hooks.end()) {
-      hook = found->second;
-      d.hooks.erase(found);
-    }
-  }
-  if (hook != nullptr) hook();
-  return result;
 }
 
 // Ends what the nodes stand for, as waiting for the device does. With the GIL held, a Python function on a stream
@@ -61,12 +29,6 @@ CUresult wait_on_host(Device& d, const Front& nodes, const char* name) {
 }
 
 Event* as_event(CUevent event) { return reinterpret_cast<Event*>(event); }
-CUresult missing(CUstream handle, Device& d) {
-  const bool ambient = handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
-  if (!ambient) d.blame("a destroyed stream's handle was used");
-  return ambient ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
-}
-
 }  // namespace
 
 extern "C" {
@@ -264,10 +226,6 @@ CUresult CUDAAPI cuGetErrorName(CUresult result, const char** name) {
 
 // --- what a test pulls ---
 
-#define FAKE_LOCKED            \
-  Device& d = device();        \
-  std::scoped_lock lock(d.mutex)
-
 std::uintptr_t fake_stream_create(int number, int non_blocking) {
   FAKE_LOCKED;
   return d.create(d.primary.at(static_cast<std::size_t>(number)), non_blocking != 0 ? CU_STREAM_NON_BLOCKING : 0)->handle;
@@ -396,6 +354,7 @@ void fake_reset() {
   FAKE_LOCKED;
   d.finish_all();
   d.forget();
+  d.pages.clear();
 }
 
 void fake_clear() {

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-SOURCES = [Path(__file__).with_name(name) for name in ("fake_cuda.cpp", "fake_cuda_device.hpp", "fake_cuda_abi.hpp")]
+UNITS = sorted(Path(__file__).parent.glob("fake_cuda*.cpp"))
+SOURCES = [*UNITS, *sorted(Path(__file__).parent.glob("fake_cuda*.hpp"))]
 
 LEGACY = 0
 PER_THREAD = 2
@@ -41,7 +43,7 @@ def build() -> Path:
         fresh = folder / f"{key}.{os.getpid()}.so"
         flags = ["-shared", "-fPIC", "-O1", "-std=c++20", "-Wall", "-Wextra"]
         includes = [f"-I{include}"] if include else []
-        subprocess.run(["g++", *flags, *includes, str(SOURCES[0]), "-o", str(fresh)], check=True)
+        subprocess.run(["g++", *flags, *includes, *map(str, UNITS), "-o", str(fresh)], check=True)
         fresh.replace(library)  # two sessions may build at once
     return library
 
@@ -54,6 +56,17 @@ class Stream:
     id: int
     device: int
     blocking: bool
+
+
+class Page(NamedTuple):
+    """One page of managed memory. A place is a device, -1 for the CPU, or -2 for nowhere in particular."""
+
+    read_mostly: bool = False
+    preferred: int = -2
+    accessed_by: tuple[int, ...] = ()
+    last_prefetch: int = -2
+    resident: int = -1
+    discarded: bool = False
 
 
 class FakeCuda:
@@ -82,6 +95,8 @@ class FakeCuda:
             ("set_attribute", None, [ctypes.c_int, ctypes.c_int, ctypes.c_int]),
             ("set_memory", None, [u64]),
             ("fail", None, [text, long, ctypes.c_int]),
+            ("page", None, [u64, ctypes.POINTER(ctypes.c_int)]),
+            ("pushed_out", u64, [ctypes.c_int]),
             ("on_call", None, [text, Hook]),
             ("calls", long, [text]),
             ("trace", text, []),
@@ -164,6 +179,17 @@ class FakeCuda:
         hook = Hook(action)
         self._hooks.append(hook)
         self.lib.fake_on_call(function.encode(), hook)
+
+    def page(self, address: int) -> Page:
+        """Return what the driver knows of the page at an address."""
+        out = (ctypes.c_int * 6)()
+        self.lib.fake_page(address, out)
+        devices = tuple(place for place in range(-1, 2) if out[2] >> (place + 1) & 1)
+        return Page(bool(out[0]), out[1], devices, out[3], out[4], bool(out[5]))
+
+    def pushed_out(self) -> tuple[int, int]:
+        """Return the bytes that devices which ran full have written back to the CPU, and those that they let go."""
+        return int(self.lib.fake_pushed_out(0)), int(self.lib.fake_pushed_out(1))
 
     def calls(self, function: str = "") -> int:
         """Return how often a function was called since `clear`; all of them without a name."""

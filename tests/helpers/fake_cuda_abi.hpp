@@ -41,6 +41,19 @@ enum CUstreamCaptureStatus {
   CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
   CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
 };
+enum CUmemLocationType { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2 };
+struct CUmemLocation {
+  CUmemLocationType type;
+  int id;
+};
+enum CUmem_advise {
+  CU_MEM_ADVISE_SET_READ_MOSTLY = 1,
+  CU_MEM_ADVISE_UNSET_READ_MOSTLY = 2,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3,
+  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION = 4,
+  CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
+};
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define CU_STREAM_LEGACY (reinterpret_cast<CUstream>(0x1))
 #define CU_STREAM_PER_THREAD (reinterpret_cast<CUstream>(0x2))
@@ -49,5 +62,7 @@ inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
 #define cuDeviceTotalMem cuDeviceTotalMem_v2
 #define cuEventDestroy cuEventDestroy_v2
+#define cuMemAdvise cuMemAdvise_v2
+#define cuMemPrefetchAsync cuMemPrefetchAsync_v2
 
 #endif

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fake_cuda_abi.hpp"
+#include "fake_cuda_pages.hpp"
 
 namespace fake {
 
@@ -85,6 +86,7 @@ class Device {
   std::map<std::string, void (*)()> hooks;  // run once, after the call of that name
   std::vector<Context*> primary;
   std::size_t memory_bytes = std::size_t{64} << 30;  // of each device
+  Pages pages;
 
   Device() {
     for (int number = 0; number < 2; ++number) {

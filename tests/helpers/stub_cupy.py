@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -59,6 +59,30 @@ def default_allocator(size_bytes: int) -> Any:
     raise AssertionError(f"CuPy's own pool was asked for {size_bytes} bytes")
 
 
+class UnownedMemory:
+    """Memory of somebody else, which its owner keeps."""
+
+    def __init__(self, ptr: int, size_bytes: int, owner: object, device: int) -> None:
+        self.ptr, self.size_bytes, self.owner, self.device = ptr, size_bytes, owner, device
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array over such memory, as far as the bridge looks at one."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: tuple[UnownedMemory, int], strides: Any) -> None:
+        self.data = types.SimpleNamespace(ptr=memory[0].ptr + memory[1], mem=memory[0])
+        self.__cuda_array_interface__ = {
+            "data": (self.data.ptr, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+ndarray.__module__ = "cupy"  # by which the bridge knows whose stream it is on
+
+
 class StubCupy:
     """The module `cupy`, as far as the bridge uses it."""
 
@@ -71,11 +95,15 @@ class StubCupy:
             get_allocator=self.get_allocator,
             set_allocator=self.set_allocator,
             using_allocator=self.using_allocator,
-            get_current_stream=lambda device=0: self.stream,
+            get_current_stream=lambda device=0: self.stream,  # which a test may replace
             CFunctionAllocator=CFunctionAllocator,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             runtime=types.SimpleNamespace(getDevice=lambda: 0),
+            Device=lambda number: nullcontext(),
+            UnownedMemory=UnownedMemory,
+            MemoryPointer=lambda memory, offset: (memory, offset),
         )
+        self.ndarray = ndarray
 
     def get_allocator(self) -> Any:
         mine = getattr(self._thread, "allocator", None)

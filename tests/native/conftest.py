@@ -60,3 +60,21 @@ def core() -> Any:
     from rmm_managed_bridge._native import core
 
     return core
+
+
+@pytest.fixture
+def hints(fake: fake_cuda.FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The room behind prefetch, advise and discard on the fake driver, with what reached it; all counts at zero."""
+    from helpers.fake_hints import FakeHints
+
+    from rmm_managed_bridge import traits
+    from rmm_managed_bridge.hints import act, driver, tally
+
+    room = FakeHints(fake)
+    monkeypatch.setattr(driver, "load", lambda: room)
+    monkeypatch.setattr(act, "_own_streams", {})
+    for counter in (tally._done, tally._skipped):
+        counter.clear()
+    traits.device_traits.cache_clear()
+    yield room
+    traits.device_traits.cache_clear()

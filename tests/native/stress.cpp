@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "heap.hpp"
+#include "hint_hooks.hpp"
 
 using namespace rmm_bridge;
 
@@ -43,6 +43,14 @@ void check(const Held& held) {
   if (words[0] != pattern_of(held) || words[held.bytes / 8 - 1] != pattern_of(held)) fail("a block was changed", held.ptr);
 }
 
+// Advice that is noted here is undone by whoever frees the block, also where others on the page have some.
+void hint(Process& process, const Held& held) {
+  const auto start = reinterpret_cast<std::uintptr_t>(held.ptr);
+  note_advice(&process, held.ptr, start & ~std::uintptr_t{4095}, (start + held.bytes + 4095) & ~std::uintptr_t{4095},
+              Hinted::kReadMostly, 1);
+  if (hints_of(&process, held.ptr).advice != Hinted::kReadMostly) fail("advice was lost", held.ptr);
+}
+
 void give(Process& process, const Held& held, bool state_stream) {
   check(held);
   const CUstream* stream = held.host || !state_stream ? nullptr : &held.stream;
@@ -67,6 +75,7 @@ void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsig
       held.ptr = heap.allocate(request, refusal);
       if (held.ptr == nullptr) continue;
       mark(held);
+      if (random() % 8 == 0) hint(process, held);
       mine.push_back(held);
     } else if (what < 85 && !mine.empty()) {
       const std::size_t which = random() % mine.size();
@@ -147,6 +156,7 @@ int main(int argc, char** argv) {
   for (std::thread& worker : workers) worker.join();
   for (const Held& held : shared) give(process, held, true);
   if (heap.live_count() != 0 || heap.live_bytes() != 0 || process.ledger.current_bytes() != 0) fail("blocks are left", nullptr);
+  if (process.hints.size() != 0) fail("hints are left", nullptr);
   heap.retire();
   if (!heap.close()) fail("the heap does not close", nullptr);
   std::printf("%d problems\n", problems.load());

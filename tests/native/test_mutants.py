@@ -20,8 +20,19 @@ WANTED = os.environ.get("BRIDGE_MUTANTS", "")
 PACKAGE = Path(rmm_managed_bridge.__file__).parent
 TESTS = Path(__file__).parent
 # The fast ones first: the first failure is enough.
-SUITES = ["frees", "hot_path", "stream_order", "host_order", "process", "capture", "fresh", "quarantine", "machine"]
-MODULES = ["core", "blocks"]  # that have the pool in them and are called by the suites
+SUITES = [
+    "frees",
+    "hot_path",
+    "hints",
+    "stream_order",
+    "host_order",
+    "process",
+    "capture",
+    "fresh",
+    "quarantine",
+    "machine",
+]
+MODULES = ["core", "blocks", "hint_table"]  # that have the pool in them and are called by the suites
 PATIENCE_SECONDS = 1200
 
 
@@ -99,6 +110,9 @@ MUTANTS = {
     "blocks are freed twice": Mutant(
         "heap.hpp", "if ((flags & Block::kLive) == 0) return refuse_free(", "if (false) return refuse_free("
     ),
+    "advice outlives its block": Mutant("heap.hpp", "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);", ""),
+    "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
+    "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),
     "a forked child frees": Mutant("heap.hpp", "if (!process.running()) return Freed::ignored;", ""),
 }
 

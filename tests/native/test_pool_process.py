@@ -11,6 +11,8 @@ import pytest
 from helpers.fake_cuda import FakeCuda, Stream
 from helpers.fake_cuda_pool import MIB, Bench
 
+import rmm_managed_bridge as bridge
+from rmm_managed_bridge._native import hint_table
 from rmm_managed_bridge.errors import BackendError, BridgeError
 
 pytestmark = pytest.mark.fake_driver
@@ -48,6 +50,7 @@ USES: dict[str, Callable[[Bench, Stream, int], object]] = {
     "adopt": lambda b, s, p: b.heap.adopt(s.handle, object()),
     "drop streams": lambda b, s, p: b.heap.drop_unused_streams(),
     "retire": lambda b, s, p: b.heap.retire(),
+    "hint": lambda b, s, p: (bridge.prefetch(p, 0), bridge.advise(p, read_mostly=True), bridge.discard(p)),
     "look up": lambda b, s, p: (b.ledger.allocation_of(p), b.ledger.snapshot(), b.ledger.history()),
 }
 
@@ -60,6 +63,7 @@ def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
     bench.order(ptr, bench.owned())
     bench.used_and_freed(MIB, stream)
     bench.used_and_freed(MIB, bench.borrowed())
+    hint_table.note(ptr, ptr, ptr + 4096, hint_table.READ_MOSTLY)
     array = bench.allocate(MIB, cpu=True)
     bench.expose(array, stream)
     bench.free(array)
@@ -112,6 +116,8 @@ def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
         bench = Bench(fake)
         stream = bench.owned()
         keep = [bench.allocate(MIB, stream) for _ in range(3)]
+        from rmm_managed_bridge._native import hint_table
+        hint_table.note(keep[1], keep[1], keep[1] + 4096, hint_table.READ_MOSTLY)
         bench.order(keep[0], bench.owned())
         fake.enqueue(stream)
         bench.free(keep[0])

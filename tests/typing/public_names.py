@@ -61,6 +61,21 @@ def scopes() -> None:
         assert_type(scope.peak_bytes, int)
 
 
+def hints(x: object) -> None:
+    """Hints give results; presets are hints."""
+    result = bridge.prefetch([x, (0x1000, 4096)], "cuda:0", stream=0)
+    assert_type(result, bridge.HintResult)
+    assert_type(result.reason, bridge.HintSkip | None)
+    assert_type(bridge.advise(x, read_mostly=True, preferred_location=None, accessed_by=[0]), bridge.HintResult)
+    assert_type(bridge.discard(x, strict=True), bridge.HintResult)
+    assert_type(bridge.residency(x), bridge.Residency)
+    assert_type(bridge.Hints.device, bridge.Hints)
+    with bridge.using_hints("device:4MiB"), bridge.tag("table", hints=bridge.Hints("read_mostly", min_bytes="4MiB")):
+        bridge.install(hints=bridge.Hints.host)
+    bridge.prefetch(x)  # type: ignore[call-arg]
+    result.done = True  # type: ignore[misc]
+
+
 def views(x: object) -> None:
     """CuPy and Warp have no complete types; NumPy has."""
     array = bridge.as_numpy(x)

@@ -1,0 +1,99 @@
+"""Which hints the bridge gives by itself for a block: of the context, else of the block's tag, else of `install`."""
+
+import threading
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self
+
+from rmm_managed_bridge._native import hint_table, ledger
+from rmm_managed_bridge.config import Hints
+
+# The hints and what was there before: what to go back to is kept with the context, so that tasks and threads may share
+# one `using_hints` object.
+_Link = tuple[Hints, Any]
+_context: ContextVar[_Link | None] = ContextVar("rmm_managed_bridge.hints", default=None)
+_of_tag: dict[str, Hints] = {}
+_installed = Hints.none
+_least_bytes: int | None = None
+_lock = threading.Lock()
+
+
+class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hints("device"):`
+    """Use these hints inside the block, in this context: before those of tags and of `install`.
+
+    Follows `contextvars`, as `tag` does: a task inherits them, a new thread starts with those of `install`.
+
+    Parameters
+    ----------
+    hints : Hints or str
+        ``Hints.device``, ``Hints("device", min_bytes="16MiB")``, ``"device"`` or ``"device:16MiB"``.
+
+    Raises
+    ------
+    ConfigError
+        If they are not hints.
+    """
+
+    __slots__ = ("_hints",)
+
+    def __init__(self, hints: Hints | str) -> None:
+        self._hints = Hints.read(hints)
+
+    def __enter__(self) -> Self:
+        _note(self._hints)
+        _context.set((self._hints, _context.get()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        link = _context.get()
+        _context.set(None if link is None else link[1])
+
+    def __repr__(self) -> str:
+        return f"using_hints({self._hints!r})"
+
+
+def set_installed(hints: Hints) -> None:
+    """Set what counts where neither the context nor a tag says otherwise."""
+    global _installed
+    _installed = hints
+    _note(hints)
+
+
+def set_of_tag(tag: str, hints: Hints) -> None:
+    """Set the hints of blocks with this tag and with tags inside it. The last ones count."""
+    _of_tag[tag] = hints
+    _note(hints)
+
+
+def hints_for(ptr: int) -> Hints:
+    """Return the hints for the live block at `ptr`, as seen from this context."""
+    link = _context.get()
+    if link is not None:
+        return link[0]
+    if _of_tag:
+        allocation = ledger.allocation_of(ptr)
+        tag = "" if allocation is None else allocation.tag
+        while tag:
+            found = _of_tag.get(tag)
+            if found is not None:
+                return found
+            tag = tag.rpartition("/")[0]
+    return _installed
+
+
+def wants_to_know(size_bytes: int) -> bool:
+    """Return False for new blocks that no hints in use can be about."""
+    return _least_bytes is not None and size_bytes >= _least_bytes
+
+
+def _note(hints: Hints) -> None:
+    """Let the native entry points report blocks from this size on. Stays for the life of the process, as tags do."""
+    global _least_bytes
+    if hints.placement != "device":
+        return
+    with _lock:
+        if _least_bytes is None or hints.min_bytes < _least_bytes:
+            _least_bytes = hints.min_bytes
+            hint_table.set_least_bytes(_least_bytes)
