@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy import numpy_allocator
+from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
 from rmm_managed_bridge.errors import (
     BackendError,
@@ -34,7 +35,7 @@ from rmm_managed_bridge.provenance import (
 )
 from rmm_managed_bridge.records import Allocation, CallSite, Snapshot, Stats, Status
 from rmm_managed_bridge.traits import detect_backend
-from rmm_managed_bridge.views import as_cupy, as_numpy, as_warp, owns, record_stream
+from rmm_managed_bridge.views import as_cupy, as_numpy, as_torch, as_warp, owns, record_stream
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
@@ -63,6 +64,7 @@ __all__ = [
     "allocation_of",
     "as_cupy",
     "as_numpy",
+    "as_torch",
     "as_warp",
     "cupy_allocator",
     "detect_backend",
@@ -80,6 +82,7 @@ __all__ = [
     "status",
     "synchronize",
     "tag",
+    "torch_mempool",
     "trim",
     "uninstall",
     "warp_allocator",

@@ -1,0 +1,241 @@
+"""The PyTorch adapter on a stub of PyTorch: what it sets, what it cannot undo, and the entry points: M2, P5, D1."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import rmm
+from helpers import stub_pools, stub_torch
+
+import rmm_managed_bridge as bridge
+from rmm_managed_bridge.adapters import torch as adapter
+
+MIB = 1 << 20
+BOTH = ["torch", "numpy"]
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the stub of PyTorch, which `install` can hook."""
+    stub_pools.put_in_place(monkeypatch)
+    return stub_torch.put_in_place(monkeypatch)
+
+
+@contextlib.contextmanager
+def installed(**arguments: Any) -> Any:
+    """Install for PyTorch, and expect `uninstall` to say what it cannot undo."""
+    bridge.install(frameworks=BOTH, **arguments)
+    try:
+        yield
+    finally:
+        with pytest.warns(bridge.BridgeWarning, match="PyTorch's allocator cannot be changed back"):
+            bridge.uninstall()
+
+
+def test_tensors_come_from_the_pool_and_are_recorded_as_torchs(torch: Any) -> None:
+    with installed():
+        assert bridge.status().frameworks == {"numpy": "hooked", "torch": "hooked"}
+        tensor = torch.empty(4 * MIB)
+        record = bridge.allocation_of(tensor)
+        assert record is not None
+        assert (record.framework, record.requested_bytes, record.device) == ("torch", 4 * MIB, 0)
+        assert record.site.file == "native"  # PyTorch lets go of the GIL before it allocates
+        del tensor
+    assert bridge.stats().size_mismatches == 0
+
+
+def test_torch_is_never_hooked_unless_it_is_named(torch: Any) -> None:
+    with bridge.installed():
+        assert torch.current is None
+        assert "cannot be changed back" in bridge.status().frameworks["torch"]
+
+
+def test_after_first_use_it_is_one_clear_error_and_nothing_is_half_installed(torch: Any) -> None:
+    torch.initialized = True
+    with pytest.raises(bridge.FrameworkError, match=r"used CUDA memory before(.|\n)*torch_mempool"):
+        bridge.install(frameworks=BOTH)
+    assert not bridge.status().installed
+    assert not bridge.owns(np.ones(10))
+    assert bridge.stats().generations == ()
+
+
+def test_it_is_hooked_last_since_it_cannot_be_undone(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any) -> None:
+        raise bridge.FrameworkError("not now")
+
+    monkeypatch.setattr("rmm_managed_bridge.adapters.numpy.NumpyAdapter.hook", refuse)
+    with pytest.raises(bridge.FrameworkError, match="not now"):
+        bridge.install(frameworks=BOTH)
+    assert torch.current is None
+
+
+def test_installing_again_changes_the_pool_and_not_the_allocator(torch: Any) -> None:
+    with installed():
+        old = torch.empty(MIB)
+    torch.initialized = True
+    with installed():
+        new = torch.empty(2 * MIB)
+        generations = [(each.current, each.current_bytes) for each in bridge.stats().generations]
+        assert generations == [(False, MIB), (True, 2 * MIB)]
+    del old, new
+
+
+def test_after_uninstall_tensors_go_on_coming_from_the_pool_that_its_resource_keeps(
+    torch: Any, make_heap: Callable[..., Any]
+) -> None:
+    heap, resource = make_heap(device=0), object()
+    hook = adapter.TorchAdapter({0: heap}, {0: resource})
+    hook.hook()
+    assert "go on coming from this pool" in str(hook.unhook())
+    assert adapter._kept == {0: resource}
+    tensor = torch.empty(MIB)
+    assert heap.live_bytes == MIB
+    del tensor
+    assert heap.live_bytes == 0
+
+
+@pytest.mark.behaviour("M2")
+def test_out_of_memory_is_a_runtime_error_with_our_text(torch: Any) -> None:
+    with installed(maximum_pool_size="64MiB"):
+        kept = torch.empty(8 * MIB)
+        failures = bridge.stats().failures
+        with pytest.raises(RuntimeError, match=rf"no {128 * MIB} bytes for PyTorch on device 0: out of memory; {8 * MIB} b"):
+            torch.empty(128 * MIB)
+        assert bridge.stats().failures == failures + 1
+        assert bridge.stats().current_bytes == 8 * MIB
+        assert bridge.owns(torch.empty(MIB))
+        del kept
+
+
+@pytest.mark.behaviour("M2")
+def test_out_of_memory_of_a_memory_pool_is_torchs_own_class(torch: Any, make_heap: Callable[..., Any]) -> None:
+    make_heap(device=0, limit_bytes=64 * MIB)
+    pool = bridge.torch_mempool()
+    assert pool is bridge.torch_mempool()
+    with torch.use_mem_pool(pool):
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(128 * MIB)
+        tensor = torch.empty(MIB)
+        record = bridge.allocation_of(tensor)
+        assert record is not None
+        assert record.framework == "torch"
+        del tensor
+
+
+def test_a_memory_pool_moves_to_the_pool_that_is_installed_later(torch: Any, make_heap: Callable[..., Any]) -> None:
+    old = make_heap(device=0)
+    torch.pool = bridge.torch_mempool()
+    first = torch.empty(MIB)
+    old.retire()
+    with bridge.installed(frameworks=["numpy"]):
+        second = torch.empty(2 * MIB)
+        assert old.live_bytes == MIB
+        assert bridge.stats().by("framework")["torch"].current_bytes == 3 * MIB
+        del first, second
+    assert old.closed
+
+
+def test_a_closed_pool_says_what_to_do(torch: Any, make_heap: Callable[..., Any]) -> None:
+    heap = make_heap(device=0)
+    torch.current = object()
+    adapter._the_guest().use(0, heap)
+    heap.retire()
+    assert heap.closed
+    with pytest.raises(RuntimeError, match=r"closed by uninstall(.|\n)*call rmm_managed_bridge\.install\(\) again"):
+        torch.empty(MIB)
+
+
+def test_where_no_pool_serves_the_error_says_what_to_do(torch: Any) -> None:
+    with pytest.raises(bridge.InstallError, match=r"call install\(\) first"):
+        bridge.torch_mempool()
+    torch.current = object()
+    for device in (5, -1, 1000):
+        with pytest.raises(RuntimeError, match=rf"on device {device}: no pool of the bridge serves(.|\n)*devices="):
+            torch.empty(MIB, device)
+        assert torch.empty(0, device).ptr == 0
+
+
+def test_no_device_and_no_torch_are_named_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_torch.put_in_place(monkeypatch, devices=0)
+    with pytest.raises(bridge.FrameworkError, match="there is no device here"):
+        bridge.install("host", frameworks=["torch"])
+    with pytest.raises(bridge.FrameworkError, match="no CUDA device"):
+        bridge.torch_mempool()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for call in (lambda: bridge.install("host", frameworks=["torch"]), bridge.torch_mempool):
+        with pytest.raises(bridge.FrameworkError, match="torch cannot be imported"):
+            call()
+    assert not bridge.status().installed
+
+
+@pytest.mark.behaviour("P5")
+def test_what_is_seen_to_come_is_seen_to_go(torch: Any) -> None:
+    with installed():
+        before = bridge.stats()
+        for _ in range(1000):
+            torch.empty(4096)
+
+        def fail_at_once() -> None:
+            _kept = torch.empty(4096)
+            raise KeyError
+
+        for _ in range(100):
+            with contextlib.suppress(KeyError):
+                fail_at_once()
+        after = bridge.stats()
+        assert after.by("framework")["torch"].total_count - _total(before, "torch") == 1100
+        assert after.current_count == before.current_count
+        assert (after.foreign_frees, after.size_mismatches) == (before.foreign_frees, before.size_mismatches)
+
+
+def _total(stats: Any, framework: str) -> int:
+    usage = stats.by("framework").get(framework)
+    return 0 if usage is None else usage.total_count
+
+
+@pytest.mark.behaviour("D1")
+def test_each_device_has_its_pool_and_frees_find_their_way(torch: Any, make_heap: Callable[..., Any]) -> None:
+    heaps = {number: make_heap(device=number) for number in (0, 1)}
+    torch.current = object()
+    adapter._the_guest()
+    adapter.serve(heaps)
+    tensor = torch.empty(MIB, device=1)
+    record = bridge.allocation_of(tensor)
+    assert record is not None
+    assert record.device == 1
+    assert [heap.live_bytes for heap in heaps.values()] == [0, MIB]
+    tensor._state = (MIB, 0, 0)  # what is stated does not matter: the address does
+    del tensor
+    assert [heap.live_bytes for heap in heaps.values()] == [0, 0]
+
+
+@pytest.mark.behaviour("S1")
+def test_a_size_that_is_not_the_recorded_one_is_reported(torch: Any, make_heap: Callable[..., Any]) -> None:
+    guest = adapter._the_guest()
+    guest.use(0, make_heap(device=0))
+    before = bridge.stats().size_mismatches
+    guest.free(guest.malloc(4096, 0, 0), 512, 0, 0)
+    assert bridge.stats().size_mismatches == before + 1
+    guest.free(0x1234_5678_9000, 512, 0, 0)
+    assert bridge.history().events[-1].action == "foreign_free"
+
+
+@pytest.mark.requires("no_gpu")
+def test_torch_moves_to_the_new_pool_when_rmm_is_reinitialised(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmm.rmm, "_initialize", lambda **_: None)
+    with installed():
+        old = torch.empty(MIB)
+        with pytest.warns(bridge.BridgeWarning, match="of torch"):
+            rmm.reinitialize()
+        new = torch.empty(2 * MIB)
+        generations = [(each.current, each.current_bytes) for each in bridge.stats().generations]
+        assert generations == [(False, MIB), (True, 2 * MIB)]
+        del old, new
+
+
+def test_record_stream_is_given_to_torch(torch: Any) -> None:
+    with installed():
+        assert torch.current.record_stream_address == adapter._the_guest().record_stream_address != 0
