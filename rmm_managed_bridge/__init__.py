@@ -5,11 +5,13 @@ Importing this has no effect: no framework is imported and no GPU is touched bef
 
 from typing import TYPE_CHECKING, Any
 
+from rmm_managed_bridge.access import can_access, checked_access, ipc_handle, memory_kind, ownership, require_access
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy import numpy_allocator
 from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
 from rmm_managed_bridge.errors import (
+    AccessError,
     BackendError,
     BridgeError,
     BridgeWarning,
@@ -46,6 +48,7 @@ warp_allocator = WarpAllocator()
 """For ``warp.set_cuda_allocator(bridge.warp_allocator)`` and its kin: serves each device from its newest pool."""
 
 __all__ = [
+    "AccessError",
     "Allocation",
     "BackendError",
     "Bridge",
@@ -66,16 +69,22 @@ __all__ = [
     "as_numpy",
     "as_torch",
     "as_warp",
+    "can_access",
+    "checked_access",
     "cupy_allocator",
     "detect_backend",
     "history",
     "install",
     "installed",
+    "ipc_handle",
+    "memory_kind",
     "numpy_allocator",
+    "ownership",
     "owns",
     "peak_scope",
     "record_events",
     "record_stream",
+    "require_access",
     "reset_peak",
     "snapshot",
     "stats",

@@ -11,6 +11,7 @@ import numpy as np
 
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, core
+from rmm_managed_bridge.access import check_hand_over
 from rmm_managed_bridge.address import Address, address_of
 from rmm_managed_bridge.errors import ViewError
 
@@ -81,6 +82,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     that its framework enqueues on now, and for every other stream whose object the bridge holds; never for the whole
     device, which would destroy captures that the bridge knows nothing of. The GIL is released while it waits.
     """
+    check_hand_over(lambda: "cpu", x)
     address = address_of(x)
     if isinstance(x, np.ndarray):
         if blocks.block_of(address.ptr) is not None:
@@ -129,6 +131,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     current now and for the one that is current when the view goes away.
     """
     cupy = _import("cupy")
+    check_hand_over(cupy.cuda.Device, x)
     if isinstance(x, cupy.ndarray):
         return x
     address = address_of(x)
@@ -172,6 +175,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     Order is as for `as_cupy`, on the stream that Warp uses on the device now.
     """
     warp = _import("warp")
+    check_hand_over(warp.get_device, x)
     if isinstance(x, warp.array):
         return x
     address = address_of(x)
@@ -242,6 +246,7 @@ def as_torch(x: Any) -> "torch.Tensor":
     ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
     """
     torch = _import("torch")
+    check_hand_over(torch.cuda.current_device, x)
     if isinstance(x, torch.Tensor):
         return x
     address = address_of(x)

@@ -102,7 +102,9 @@ def test_out_of_memory_is_a_runtime_error_with_our_text(torch: Any) -> None:
     with installed(maximum_pool_size="64MiB"):
         kept = torch.empty(8 * MIB)
         failures = bridge.stats().failures
-        with pytest.raises(RuntimeError, match=rf"no {128 * MIB} bytes for PyTorch on device 0: out of memory; {8 * MIB} b"):
+        with pytest.raises(
+            RuntimeError, match=rf"no {128 * MIB} bytes for PyTorch on device 0: out of memory; {8 * MIB} b"
+        ):
             torch.empty(128 * MIB)
         assert bridge.stats().failures == failures + 1
         assert bridge.stats().current_bytes == 8 * MIB

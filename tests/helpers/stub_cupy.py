@@ -59,6 +59,11 @@ def default_allocator(size_bytes: int) -> Any:
     raise AssertionError(f"CuPy's own pool was asked for {size_bytes} bytes")
 
 
+def ipc_get_mem_handle(ptr: int) -> bytes:
+    """Stand for the driver, which takes what the bridge does not know."""
+    return b"handle of CuPy's own"
+
+
 class StubCupy:
     """The module `cupy`, as far as the bridge uses it."""
 
@@ -74,7 +79,7 @@ class StubCupy:
             get_current_stream=lambda device=0: self.stream,
             CFunctionAllocator=CFunctionAllocator,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-            runtime=types.SimpleNamespace(getDevice=lambda: 0),
+            runtime=types.SimpleNamespace(getDevice=lambda: 0, ipcGetMemHandle=ipc_get_mem_handle),
         )
 
     def get_allocator(self) -> Any:

@@ -1,15 +1,14 @@
 """A PyTorch without a device: its allocator switch and memory pools, over the bridge's real native entry points.
 
-Behaves as PyTorch 2.11 does where the bridge meets it: the allocator can be changed until it was used; functions are found by
-name in a library; a free states what malloc was called with; an exception of malloc is a RuntimeError with its text; a
-memory pool takes null as out of memory.
+Behaves as PyTorch 2.11 does where the bridge meets it: the allocator can be changed until it was used; functions are
+found by name in a library; a free states what malloc was called with; an exception of malloc is a RuntimeError with its
+text; a memory pool takes null as out of memory.
 """
 
 import ctypes
 import sys
 import types
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""PyTorch's native entry points on the fake driver, called as PyTorch calls them: without the GIL, streams as handles."""
+"""PyTorch's native entry points on the fake driver, called as PyTorch calls them: without the GIL, with handles."""
 
 import threading
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_a_stream_of_torchs_own_is_held_soon_and_then_needs_no_events(fake: Fake
 
 
 def test_a_stream_that_is_gone_when_its_block_is_freed_is_not_touched(fake: FakeCuda) -> None:
-    """An ExternalStream may be: its handle is dead, or another stream's by now. The block is lost rather than reused."""
+    """An ExternalStream may be: its handle is dead, or another stream's by now. The block is lost, not reused."""
     bench = Bench(fake, limit_bytes=32 * MIB)
     guest = guest_of(bench)
     gone = bench.borrowed()
@@ -166,9 +166,7 @@ def test_record_stream_keeps_a_block_until_that_stream_is_done(fake: FakeCuda, o
 @pytest.mark.behaviour("G5")
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
-def test_a_tensor_asked_for_in_a_capture_is_refused_and_the_capture_lives(
-    bench: Bench, mode: int, pool: bool
-) -> None:
+def test_a_tensor_asked_for_in_a_capture_is_refused_and_the_capture_lives(bench: Bench, mode: int, pool: bool) -> None:
     fake, guest = bench.fake, guest_of(bench)
     stream, other = bench.owned(), bench.owned()
     ptr = guest.malloc(MIB, 0, stream.handle)
@@ -194,7 +192,7 @@ def test_a_handle_that_is_no_stream_is_refused(bench: Bench) -> None:
 
 @pytest.mark.behaviour("G2")
 def test_per_thread_streams_are_told_apart(fake: FakeCuda) -> None:
-    """G2: their handle is the same in every thread; the second thread gets no block before the first one's work is done."""
+    """G2: their handle is the same in every thread; the second one gets no block before the first one's work."""
     bench = Bench(fake, limit_bytes=16 * MIB)
     guest = guest_of(bench)
     mine = fake.ambient(PER_THREAD)
