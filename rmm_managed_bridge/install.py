@@ -138,8 +138,9 @@ class Bridge:
             track=self.config.track,
         )
 
-    def _before_reinitialize(self) -> None:
-        survivors = describe_survivors(self._pools.all_heaps())
+    def _before_reinitialize(self, devices: Sequence[int]) -> None:
+        retiring = [heap for heap in self._pools.all_heaps() if heap.device < 0 or heap.device in devices]
+        survivors = describe_survivors(retiring)
         if survivors is not None:
             warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=5)
 
@@ -369,7 +370,7 @@ def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> 
     with _lock:
         bridge = _bridge
         if bridge is not None:
-            bridge._before_reinitialize()
+            bridge._before_reinitialize(devices)
         try:
             change()
         except BaseException:
