@@ -143,10 +143,10 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     device = _require_device(x, address)
     with cupy.cuda.Device(device):
         stream = streams.current_cupy_stream()
-        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         _note_use(x, address.ptr)
         _hold(address.ptr, stream)
         blocks.order(address.ptr, streams.stream_handle(stream))
+        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -269,10 +269,10 @@ def as_torch(x: Any) -> "torch.Tensor":
         return torch.from_numpy(np.asarray(_ArrayInterface(x, address, dtype)))
     device = _require_device(x, address)
     stream = streams.current_torch_stream(device)
-    loan = _Loan(x, address.ptr, lambda: streams.current_torch_stream(device))
     _note_use(x, address.ptr)
     _hold(address.ptr, stream)
     blocks.order(address.ptr, streams.stream_handle(stream))
+    loan = _Loan(x, address.ptr, lambda: streams.current_torch_stream(device))
     try:
         tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")
     except (RuntimeError, TypeError, ValueError) as error:

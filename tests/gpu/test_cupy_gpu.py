@@ -81,22 +81,16 @@ def test_using_allocator_nests_inside_and_around(bridge, cupy) -> None:
                 kept.append(cupy.ones(10))
             kept.append(cupy.ones(10))
         kept.append(cupy.ones(10))
-        with pytest.raises(bridge.BridgeError, match="cannot be set here"):
-            bridge.uninstall()
-            bridge.install(frameworks=["cupy"])
     assert [bridge.owns(x) for x in kept] == [True, False, True, False, True, False]
     for x in kept:
         assert float(x.sum()) == 10
-    del x, kept
-    gc.collect()
-    bridge.install(frameworks=["numpy", "cupy", "warp"])
 
 
 @pytest.mark.parametrize("order", ["before", "after", "both"])
 def test_set_allocator_in_any_order_with_install(rmm_pool, cupy, order) -> None:
     import rmm_managed_bridge as bridge
 
-    before = cupy.cuda.get_allocator()
+    before, live = cupy.cuda.get_allocator(), bridge.stats().current_count
     mine, yours = cupy.cuda.MemoryPool().malloc, cupy.cuda.MemoryPool().malloc
     try:
         if order != "after":
@@ -117,30 +111,46 @@ def test_set_allocator_in_any_order_with_install(rmm_pool, cupy, order) -> None:
         assert float(ours.sum()) == 1000 and bridge.owns(ours)
         del ours
         gc.collect()
-        assert bridge.stats().current_count == 0
+        assert bridge.stats().current_count == live
     finally:
         cupy.cuda.set_allocator(before)
         bridge.uninstall()
 
 
-def test_workspaces_of_libraries_come_from_the_pool(bridge, cupy) -> None:
-    random = np.random.default_rng(0)
+def transform(bridge, cupy, random) -> None:
     signal = random.random(1 << 20, np.float32).astype("c8")
-    bridge.reset_peak()
-    spectrum = cupy.fft.fft(bridge.as_cupy(signal))
-    expected = np.fft.fft(signal)
-    assert np.abs(bridge.as_numpy(spectrum) - expected).max() < 1e-3 * np.abs(expected).max()
-    a, b = (random.random((512, 512), np.float32) for _ in range(2))
-    product = bridge.as_cupy(a) @ bridge.as_cupy(b)
-    assert np.allclose(bridge.as_numpy(product), a @ b, rtol=1e-3)
-    solved = cupy.linalg.solve(bridge.as_cupy(a) + 100 * cupy.eye(512, dtype="f4"), bridge.as_cupy(b))
-    assert np.allclose(bridge.as_numpy(solved), np.linalg.solve(a + 100 * np.eye(512, dtype="f4"), b), atol=1e-3)
-    ordered = cupy.sort(bridge.as_cupy(random.random(1 << 20)))
-    assert bool((ordered[1:] >= ordered[:-1]).all())
-    assert abs(float(cupy.random.rand(1 << 20).mean()) - 0.5) < 0.01
-    assert bridge.stats().by("framework")["cupy"].peak_bytes >= 16 * MIB
+    spectrum = bridge.as_numpy(cupy.fft.fft(bridge.as_cupy(signal)))
     cupy.fft.config.get_plan_cache().clear()
-    del spectrum, product, solved, ordered
+    expected = np.fft.fft(signal)
+    assert np.abs(spectrum - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def multiply(bridge, cupy, random) -> None:
+    a, b = (random.random((2048, 2048), np.float32) for _ in range(2))
+    assert np.allclose(bridge.as_numpy(bridge.as_cupy(a) @ bridge.as_cupy(b)), a @ b, rtol=1e-2)
+
+
+def solve(bridge, cupy, random) -> None:
+    a, b = (random.random((2048, 2048), np.float32) + 2000 * np.eye(2048, dtype="f4") for _ in range(2))
+    found = bridge.as_numpy(cupy.linalg.solve(bridge.as_cupy(a), bridge.as_cupy(b)))
+    assert np.allclose(found, np.linalg.solve(a, b), atol=1e-2)
+
+
+def order(bridge, cupy, random) -> None:
+    ordered = cupy.sort(bridge.as_cupy(random.random(1 << 21)))
+    assert bool((ordered[1:] >= ordered[:-1]).all())
+
+
+def draw(bridge, cupy, random) -> None:
+    assert abs(float(cupy.random.rand(1 << 22).mean()) - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("work", [transform, multiply, solve, order, draw], ids=lambda work: work.__name__)
+def test_results_and_workspaces_of_libraries_come_from_the_pool(bridge, cupy, work) -> None:
+    bridge.reset_peak()
+    work(bridge, cupy, np.random.default_rng(0))
+    assert bridge.stats().by("framework")["cupy"].peak_bytes >= 8 * MIB
+    gc.collect()
 
 
 def test_raw_kernels_take_arrays_and_views(bridge, cupy) -> None:

@@ -121,9 +121,8 @@ def test_managed_memory_is_reached_from_both(both, cupy, warp) -> None:
     host = both.as_numpy(array)
     assert host[77] == 77
     assert both.as_cupy(host).device.id == 1, "a view lies on the device of its pool"
-    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
-        with cupy.cuda.Device(1):
-            plain = cupy.ones(MIB, "u1")
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc), cupy.cuda.Device(1):
+        plain = cupy.ones(MIB, "u1")
     assert both.can_access(1, plain)
     assert isinstance(both.can_access(0, plain), bool)  # by peer access, which CuPy may have switched on
     assert not both.can_access("cpu", plain)
