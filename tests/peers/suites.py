@@ -105,7 +105,7 @@ SUITES = {
                 "cuda/test_pinned.py",
                 "cuda/test_streams.py",
             ),
-            options=("--import-mode=importlib", "-o", "python_functions="),
+            options=("--import-mode=importlib", "-o", "python_functions=", "-k", "not TestRmmAllocator"),
             frameworks=("numpy", "warp"),
         ),
         Suite(
