@@ -5,7 +5,7 @@ Importing this has no effect: no framework is imported and no GPU is touched bef
 
 from typing import TYPE_CHECKING, Any
 
-from rmm_managed_bridge.access import can_access, checked_access, ipc_handle, memory_kind, ownership, require_access
+from rmm_managed_bridge.access import can_access, checked_access, memory_kind, ownership, require_access
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy import numpy_allocator
 from rmm_managed_bridge.adapters.torch import torch_mempool
@@ -22,6 +22,7 @@ from rmm_managed_bridge.errors import (
     ViewError,
 )
 from rmm_managed_bridge.install import Bridge, install, installed, uninstall
+from rmm_managed_bridge.ipc import ipc_handle
 from rmm_managed_bridge.provenance import (
     allocation_of,
     history,

@@ -1,9 +1,9 @@
-"""What memory is, who may touch it, and why it cannot be exported. No question here touches the data."""
+"""What memory is, and who may touch it. No question here touches the data."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 from rmm_managed_bridge import traits
 from rmm_managed_bridge._native import blocks
@@ -45,7 +45,7 @@ def memory_kind(x: Any) -> MemoryKind:
     knows nothing of ordinary host memory: that is ``"host"`` if an array of the CPU says that it is its own, and
     ``"unknown"`` as a bare address.
     """
-    return _kind_of(x, _ptr_of(x))
+    return kind_at(x, pointer_of(x))
 
 
 def ownership(x: Any) -> Ownership:
@@ -58,7 +58,7 @@ def ownership(x: Any) -> Ownership:
         ``"wrapped"``: memory that the array's framework says it did not make itself. ``"unknown"``: nobody knows, as
         of a bare address of host memory, or of a block that was freed.
     """
-    ptr = _ptr_of(x)
+    ptr = pointer_of(x)
     if ptr != 0 and blocks.block_of(ptr) is not None:
         return "bridge"
     if ptr == 0 or blocks.kind_of(ptr) is not None:
@@ -129,70 +129,7 @@ def check_hand_over(device: Callable[[], Any], x: Any) -> None:
         require_access(device(), x)
 
 
-def ipc_handle(x: Any) -> NoReturn:
-    """Raise: memory of the bridge cannot be exported to another process.
-
-    Raises
-    ------
-    AccessError
-        Always, with the reason and what to do instead.
-    """
-    ptr = _ptr_of(x)
-    kind = _kind_of(x, ptr)
-    if ptr == 0 or blocks.block_of(ptr) is None:
-        raise AccessError(
-            f"this {type(x).__name__} does not lie in a live block of the bridge; ask the framework that made it for "
-            "its IPC handle"
-        )
-    raise AccessError(not_exportable(kind))
-
-
-def not_exportable(kind: str) -> str:
-    """Return why a block of this kind has no IPC handle, and what to do."""
-    if kind == "managed":
-        reason = "CUDA cannot export managed memory to another process"
-    else:
-        reason = f"{kind} memory of the bridge is part of a larger piece, of which CUDA exports all or nothing"
-    return (
-        f"no IPC handle: {reason}. Between processes use multiprocessing.shared_memory for arrays of the CPU; for the "
-        "device, copy into memory that CUDA can export: a block of cudaMalloc (cupy.cuda.Memory, or Warp with "
-        "ScopedMempool(device, False) and no custom allocator), or a CUDA memory pool made for export"
-    )
-
-
-class ExportGuard:
-    """Stands in front of a framework's function that gives IPC handles, and refuses blocks of the bridge.
-
-    The driver's own error for them says "invalid argument". Everything else goes through.
-    """
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner, self._name = owner, name
-        self._theirs: Any = None
-        self._mine: Any = None
-
-    def put(self) -> None:
-        """Take the function's place."""
-        theirs = getattr(self._owner, self._name)
-
-        def ask(x: Any, *args: Any, **kwargs: Any) -> Any:
-            ptr = _ptr_of(x)
-            if ptr != 0 and blocks.block_of(ptr) is not None:
-                raise AccessError(not_exportable(_kind_of(x, ptr)))
-            return theirs(x, *args, **kwargs)
-
-        ask.__name__, ask.__doc__ = self._name, getattr(theirs, "__doc__", None)
-        self._theirs, self._mine = theirs, ask
-        setattr(self._owner, self._name, ask)
-
-    def take_away(self) -> None:
-        """Put the function back, unless somebody else took the place since."""
-        if self._mine is not None and getattr(self._owner, self._name) is self._mine:
-            setattr(self._owner, self._name, self._theirs)
-        self._mine = None
-
-
-def _ptr_of(x: Any) -> int:
+def pointer_of(x: Any) -> int:
     """Return the address of `x`, or 0."""
     try:
         ptr = address_of(x).ptr
@@ -201,7 +138,8 @@ def _ptr_of(x: Any) -> int:
     return ptr if 0 < ptr < 1 << 64 else 0
 
 
-def _kind_of(x: Any, ptr: int) -> MemoryKind:
+def kind_at(x: Any, ptr: int) -> MemoryKind:
+    """Return the kind of the memory at an address that `x` has; see `memory_kind`."""
     if ptr == 0:
         return "unknown"
     ours = blocks.kind_of(ptr)
@@ -260,8 +198,8 @@ def _number_of(device: Any) -> int:
 
 def _why_not(device: int, x: Any) -> str | None:
     """Return why a device (-1: the CPU) cannot access `x`, with the cure; None if it can."""
-    ptr = _ptr_of(x)
-    kind = _kind_of(x, ptr)
+    ptr = pointer_of(x)
+    kind = kind_at(x, ptr)
     what = f"this {type(x).__name__} lies in {kind} memory"
     if kind == "unknown":
         return (

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_native", "address", "config", "hugepages", "internal_files", "reinitialize", "state", "streams"),
     ("forks", "traits"),
     ("access", "provenance", "resource", "survivors"),
-    ("views",),
+    ("ipc", "views"),
     ("adapters", "pools", "reports"),
     ("install",),
     ("__init__",),  # below cli, which uses the public names as any other program does

@@ -4,8 +4,8 @@ from typing import Any
 
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core, framework_entry
-from rmm_managed_bridge.access import ExportGuard
 from rmm_managed_bridge.errors import FrameworkError, InstallError
+from rmm_managed_bridge.ipc import ExportGuard
 
 
 class CupyAdapter:
