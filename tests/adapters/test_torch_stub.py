@@ -1,7 +1,10 @@
 """The PyTorch adapter on a stub of PyTorch: what it sets, what it cannot undo, and the entry points: M2, P5, D1."""
 
 import contextlib
+import ctypes
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import rmm
 from helpers import stub_pools, stub_torch
+from helpers.programs import must_succeed, run_python
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.adapters import torch as adapter
@@ -236,6 +240,130 @@ def test_torch_moves_to_the_new_pool_when_rmm_is_reinitialised(torch: Any, monke
         generations = [(each.current, each.current_bytes) for each in bridge.stats().generations]
         assert generations == [(False, MIB), (True, 2 * MIB)]
         del old, new
+
+
+def test_streams_of_torchs_own_are_held_and_others_are_not(
+    torch: Any, make_heap: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heap = make_heap(device=1)
+    held: list[int] = []
+    monkeypatch.setattr(adapter.core, "heaps", lambda: [_Recorder(heap, held), _Recorder(make_heap(device=0), held)])
+    own = adapter.streams.torch_streams(1)
+    assert sorted(own) == [*range(1900, 1904), *range(2000, 2004)]
+    adapter._hold_stream(2001, 1)
+    adapter._hold_stream(1903, 1)
+    adapter._hold_stream(4711, 1)  # an ExternalStream: its life is not PyTorch's
+    assert held == [2001, 1903]
+
+
+def test_a_stream_whose_id_is_its_handle_came_from_outside() -> None:
+    kind = type("Stream", (), {"__module__": "torch.cuda.streams"})
+    for stream_id, handle, expected in ((35, 0x5000, True), (0x5000, 0x5000, False)):
+        stream = kind()
+        stream.stream_id, stream.cuda_stream = stream_id, handle
+        assert adapter.streams.owns_its_stream(stream) is expected
+        assert adapter.streams.stream_handle(stream) == handle
+
+
+class _Recorder:
+    def __init__(self, heap: Any, held: list[int]) -> None:
+        self.device, self._held = heap.device, held
+
+    def adopt(self, handle: int, stream: Any) -> None:
+        assert stream.cuda_stream == handle
+        if self.device == 1:
+            self._held.append(handle)
+
+
+def pool_array(heap: Any, shape: tuple[int, ...], dtype: str = "f4") -> Any:
+    """Return an array over a block of the heap, which is freed with it."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    ptr = heap.allocate(size)
+    buffer = (ctypes.c_char * size).from_address(ptr)
+    weakref.finalize(buffer, heap.deallocate, ptr)
+    return np.frombuffer(buffer, dtype).reshape(shape)
+
+
+def test_views_keep_place_and_source(torch: Any, make_heap: Callable[..., Any]) -> None:
+    heap = make_heap(device=0, kind="managed")
+    array = pool_array(heap, (4, 6))
+    view = bridge.as_torch(array)
+    assert (view.data_ptr(), view.shape, view.device) == (array.ctypes.data, (4, 6), "cuda:0")
+    assert view.source.__cuda_array_interface__["typestr"] == "<f4"
+    turned = bridge.as_torch(array.T)
+    assert turned.source.__cuda_array_interface__["strides"] == (4, 24)
+    assert bridge.as_torch(view) is view
+    del array, turned
+    gc.collect()
+    assert heap.live_count == 1, "the view keeps it"
+    del view
+    gc.collect()
+    assert heap.live_count == 0
+    assert bridge.as_torch(np.empty((3, 0))).shape == (3, 0)
+
+
+def test_host_memory_gives_tensors_on_the_cpu(torch: Any, host_heap: Any) -> None:
+    array = pool_array(host_heap, (10,))
+    view = bridge.as_torch(array)
+    assert (view.data_ptr(), view.device) == (array.ctypes.data, "cpu")
+    del array, view
+    gc.collect()
+
+
+def test_what_torch_cannot_express_is_refused(torch: Any, make_heap: Callable[..., Any]) -> None:
+    array = pool_array(make_heap(device=0, kind="managed"), (4, 6))
+    readonly = array[:]
+    readonly.flags.writeable = False
+    for wrong, reason in (
+        (array[::-1], "negative strides"),
+        (array.view("u1")[:, 1:].view("V1"), "no type for dtype"),
+        (array.view(">f4"), "byte-swapped"),
+        (readonly, "read-only"),
+        (np.array([None]), "Python objects"),
+        (np.ones(3), "does not lie in a live block"),
+    ):
+        with pytest.raises(bridge.ViewError, match=reason):
+            bridge.as_torch(wrong)
+    torch.copies = True
+    with pytest.raises(bridge.ViewError, match="made a copy"):
+        bridge.as_torch(array)
+    del array, readonly, wrong
+    gc.collect()
+
+
+@pytest.mark.behaviour("L8")
+@pytest.mark.behaviour("L1")
+def test_a_forked_child_is_refused_and_an_exit_with_live_blocks_is_silent() -> None:
+    program = """
+        import os
+        from rmm_managed_bridge._native import core, framework_entry
+
+        heap = core.host_heap(device=0)
+        guest = framework_entry.TorchGuest(lambda handle, device: None)
+        guest.use(0, heap)
+
+        class Tensor:
+            def __init__(self):
+                self.free, self.ptr = guest.free, guest.malloc(4096, 0, 0)
+            def __del__(self):
+                self.free(self.ptr, 4096, 0, 0)
+
+        kept = [Tensor() for _ in range(10)]
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                guest.malloc(4096, 0, 0)
+            except RuntimeError as error:
+                code = 0 if "forked" in str(error) else 2
+            kept.pop()
+            guest.record_stream(kept[0].ptr, 0)
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert heap.live_count == 10
+        print("done")
+    """
+    assert must_succeed(run_python(program)) == "done\n"
 
 
 def test_record_stream_is_given_to_torch(torch: Any) -> None:

@@ -9,6 +9,7 @@ import ctypes
 import sys
 import types
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,25 @@ class Storage:
             self._guest.free(self.ptr, *self._state)
 
 
+class Tensor:
+    """A view over memory of others; it keeps what it was made from."""
+
+    def __init__(self, source: Any, address: int, shape: tuple[int, ...], device: str) -> None:
+        self.source, self.address, self.shape, self.device = source, address, shape, device
+        self.dtype = getattr(source, "dtype", None)
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Stream:
+    """One of the streams that PyTorch hands out in turn, for ever."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.stream_id = handle * 8 + 3
+
+
 class StubTorch(types.ModuleType):
     """The module `torch`, as far as the bridge uses it."""
 
@@ -82,10 +102,15 @@ class StubTorch(types.ModuleType):
         self.current: NativeAllocator | None = None
         self.pool: MemPool | None = None
         self.OutOfMemoryError = OutOfMemoryError
+        self.Tensor = Tensor
+        self.copies = False
+        self._given_out = 0
         self.cuda = types.SimpleNamespace(
             is_available=lambda: devices > 0,
             current_device=lambda: self.device,
             MemPool=MemPool,
+            Stream=self.give_out_stream,
+            current_stream=lambda device: types.SimpleNamespace(cuda_stream=self.stream, stream_id=self.stream),
             memory=types.SimpleNamespace(
                 CUDAPluggableAllocator=CUDAPluggableAllocator, change_current_allocator=self.change_current_allocator
             ),
@@ -96,6 +121,21 @@ class StubTorch(types.ModuleType):
             raise RuntimeError("Can't swap an already initialized allocator")
         self.current = allocator.allocator()
 
+    def give_out_stream(self, device: int, priority: int) -> Stream:
+        """Four for the priorities 0 and -1, which the others are mapped to."""
+        self._given_out += 1
+        return Stream(1000 * (device + 1) + 100 * max(priority, -1) + self._given_out % 4)
+
+    def from_numpy(self, array: Any) -> Tensor:
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"can't convert np.ndarray of type {array.dtype}")
+        return Tensor(array, array.ctypes.data, array.shape, "cpu")
+
+    def as_tensor(self, source: Any, device: str) -> Tensor:
+        interface = source.__cuda_array_interface__
+        address = 12345 if self.copies else interface["data"][0]
+        return Tensor(source, address, interface["shape"], device)
+
     @property
     def guest(self) -> TorchGuest | None:
         """Stands for the addresses: what the adapter made."""
@@ -103,11 +143,13 @@ class StubTorch(types.ModuleType):
 
         return adapter._guest
 
-    def empty(self, size_bytes: int, device: int = 0) -> Storage:
-        """Make a tensor with the allocator or pool that is current."""
+    def empty(self, size: Any, device: Any = 0, dtype: Any = None) -> Any:
+        """Make a tensor with the allocator or pool that is current, as its storage; with a shape, one of no elements."""
+        if isinstance(size, tuple):
+            return Tensor(None, 0, size, device)
         assert self.current is not None or self.pool is not None, "PyTorch's own allocator was asked"
         self.initialized = True
-        return Storage(self, size_bytes, device)
+        return Storage(self, size, device)
 
     def use_mem_pool(self, pool: MemPool) -> AbstractContextManager[None]:
         self.pool = pool
