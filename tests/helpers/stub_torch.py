@@ -144,7 +144,7 @@ class StubTorch(types.ModuleType):
         return adapter._guest
 
     def empty(self, size: Any, device: Any = 0, dtype: Any = None) -> Any:
-        """Make a tensor with the allocator or pool that is current, as its storage; with a shape, one of no elements."""
+        """Make a tensor with the allocator or pool that is current, as its storage; by shape, one without elements."""
         if isinstance(size, tuple):
             return Tensor(None, 0, size, device)
         assert self.current is not None or self.pool is not None, "PyTorch's own allocator was asked"
