@@ -101,6 +101,7 @@ std::string refusal_text(Heap* heap, Refusal refusal, std::size_t bytes, int dev
       return what + "its stream is not a stream of this device; it may have been destroyed";
     case Refusal::none:
     case Refusal::out_of_memory:
+    case Refusal::over_budget:  // not without a tag, which no block has here
       break;
   }
   const PoolNumbers numbers = heap->numbers();

@@ -49,9 +49,9 @@ TorchGuest& torch_guest();
 BRIDGE_EXPORT void* bridge_cupy_malloc(void* param, std::size_t bytes, int device);
 BRIDGE_EXPORT void bridge_cupy_free(void* param, void* ptr, int device);
 
-// Called from any thread, mostly without the GIL, and by `torch.cuda.MemPool` under PyTorch's own lock: none of these runs
-// Python or takes the GIL. So a block has no call site and no tag where PyTorch has let go of the GIL, as it does for
-// every operation on tensors.
+// Called from any thread, mostly without the GIL, and by `torch.cuda.MemPool` under PyTorch's own lock: none of these takes
+// the GIL or collects garbage, which would free tensors in the middle of an allocation. So a block has no call site and no
+// tag where PyTorch has let go of the GIL, as it does for every operation on tensors.
 //
 // PyTorch's pluggable allocator takes a null pointer as memory, as CuPy does, and turns a C++ exception into a
 // RuntimeError with its text: `bridge_torch_malloc` throws. A `MemPool` takes null as "out of memory", frees what it

@@ -16,6 +16,7 @@ from helpers.programs import must_succeed, run_python
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.adapters import torch as adapter
+from rmm_managed_bridge.config import PoolSettings
 
 MIB = 1 << 20
 BOTH = ["torch", "numpy"]
@@ -118,7 +119,7 @@ def test_out_of_memory_is_a_runtime_error_with_our_text(torch: Any) -> None:
 
 @pytest.mark.behaviour("M2")
 def test_out_of_memory_of_a_memory_pool_is_torchs_own_class(torch: Any, make_heap: Callable[..., Any]) -> None:
-    make_heap(device=0, limit_bytes=64 * MIB)
+    make_heap(device=0, settings=PoolSettings(limit_bytes=64 * MIB))
     pool = bridge.torch_mempool()
     assert pool is bridge.torch_mempool()
     with torch.use_mem_pool(pool):
