@@ -5,11 +5,14 @@ Importing this has no effect: no framework is imported and no GPU is touched bef
 
 from typing import TYPE_CHECKING, Any
 
+from rmm_managed_bridge.access import can_access, checked_access, memory_kind, ownership, require_access
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy import numpy_allocator
+from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
 from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import (
+    AccessError,
     BackendError,
     BridgeError,
     BridgeWarning,
@@ -23,6 +26,7 @@ from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
 from rmm_managed_bridge.hints.policy import using_hints
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
 from rmm_managed_bridge.install import Bridge, install, installed, uninstall
+from rmm_managed_bridge.ipc import ipc_handle
 from rmm_managed_bridge.provenance import (
     allocation_of,
     history,
@@ -38,7 +42,7 @@ from rmm_managed_bridge.provenance import (
 )
 from rmm_managed_bridge.records import Allocation, CallSite, Snapshot, Stats, Status
 from rmm_managed_bridge.traits import detect_backend
-from rmm_managed_bridge.views import as_cupy, as_numpy, as_warp, owns, record_stream
+from rmm_managed_bridge.views import as_cupy, as_numpy, as_torch, as_warp, owns, record_stream
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
@@ -49,6 +53,7 @@ warp_allocator = WarpAllocator()
 """For ``warp.set_cuda_allocator(bridge.warp_allocator)`` and its kin: serves each device from its newest pool."""
 
 __all__ = [
+    "AccessError",
     "Allocation",
     "BackendError",
     "Bridge",
@@ -72,19 +77,26 @@ __all__ = [
     "allocation_of",
     "as_cupy",
     "as_numpy",
+    "as_torch",
     "as_warp",
+    "can_access",
+    "checked_access",
     "cupy_allocator",
     "detect_backend",
     "discard",
     "history",
     "install",
     "installed",
+    "ipc_handle",
+    "memory_kind",
     "numpy_allocator",
+    "ownership",
     "owns",
     "peak_scope",
     "prefetch",
     "record_events",
     "record_stream",
+    "require_access",
     "reset_peak",
     "residency",
     "snapshot",
@@ -92,6 +104,7 @@ __all__ = [
     "status",
     "synchronize",
     "tag",
+    "torch_mempool",
     "trim",
     "uninstall",
     "using_hints",

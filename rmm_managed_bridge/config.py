@@ -18,7 +18,7 @@ NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "off")
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
-FRAMEWORKS = ("numpy", "cupy", "warp")
+FRAMEWORKS = ("numpy", "cupy", "warp", "torch")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
 

@@ -5,6 +5,7 @@ what callers of an allocator catch.
 """
 
 __all__ = [
+    "AccessError",
     "BackendError",
     "BridgeError",
     "BridgeWarning",
@@ -42,6 +43,10 @@ class FrameworkError(InstallError):
 
 class ForeignPointerError(BridgeError, ValueError):
     """A pointer that is not the start of a live block was freed. Nothing was freed."""
+
+
+class AccessError(BridgeError, RuntimeError):
+    """Memory cannot be reached from where it was asked for, or not be exported to another process."""
 
 
 class ViewError(BridgeError, TypeError):

@@ -14,6 +14,7 @@ from rmm_managed_bridge import reinitialize, state, traits
 from rmm_managed_bridge._native import core, pressure
 from rmm_managed_bridge.adapters.cupy import CupyAdapter
 from rmm_managed_bridge.adapters.numpy import NumpyAdapter
+from rmm_managed_bridge.adapters.torch import TorchAdapter, serve
 from rmm_managed_bridge.adapters.warp import WarpAdapter
 from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, Hints, read_config
 from rmm_managed_bridge.errors import BackendError, BridgeWarning, FrameworkError, InstallError
@@ -27,7 +28,7 @@ from rmm_managed_bridge.survivors import describe_survivors
 if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
 
-Adapter = NumpyAdapter | CupyAdapter | WarpAdapter
+Adapter = NumpyAdapter | CupyAdapter | WarpAdapter | TorchAdapter
 
 _log = logging.getLogger("rmm_managed_bridge")
 _lock = threading.RLock()
@@ -103,7 +104,7 @@ class Bridge:
         hooked: list[str] = []
         states = dict(self._states)
         try:
-            for name in names:
+            for name in sorted(names, key=lambda name: name == "torch"):  # last: it cannot be undone
                 if name in self._adapters:
                     continue
                 try:
@@ -139,8 +140,9 @@ class Bridge:
             hints=str(self.config.hints),
         )
 
-    def _before_reinitialize(self) -> None:
-        survivors = describe_survivors(self._pools.all_heaps())
+    def _before_reinitialize(self, devices: Sequence[int]) -> None:
+        retiring = [heap for heap in self._pools.all_heaps() if heap.device < 0 or heap.device in devices]
+        survivors = describe_survivors(retiring)
         if survivors is not None:
             warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=5)
 
@@ -158,6 +160,7 @@ class Bridge:
                 adapter.move(self._pools.cpu_heap)
             else:
                 adapter.move(self._pools.heaps)
+        serve(self._pools.heaps)
         self._publish()
 
 
@@ -191,8 +194,9 @@ def install(
         that can use it. ``"host"`` needs no GPU. ``"auto"`` takes ``"managed"`` where there is a device and ``"host"``
         where there is none; `status` says why.
     frameworks : sequence of str, optional
-        Of ``"numpy"``, ``"cupy"``, ``"warp"``: those, or an error. By default NumPy and those already imported, as far
-        as they can be hooked. Call `install` again with a framework to add it later.
+        Of ``"numpy"``, ``"cupy"``, ``"warp"``, ``"torch"``: those, or an error. By default NumPy and those already
+        imported, as far as they can be hooked, but never PyTorch: its allocator can only be set before its first use,
+        and for good. Call `install` again with a framework to add it later.
     initial_pool_size, maximum_pool_size : int or str, optional
         For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
         takes from its upstream. There is no default that depends on the size of the card.
@@ -274,11 +278,14 @@ def install(
         core.set_internal_files(internal_prefixes())
         bridge = Bridge(config)
         try:
+            if config.frameworks is None and "torch" in sys.modules:
+                bridge._states["torch"] = "its allocator cannot be changed back, so it is hooked only if it is named"
             names = _imported() if config.frameworks is None else config.frameworks
             bridge._hook_all(names, required=config.frameworks is not None)
             bridge._pools.attach()
             reinitialize.watch(_around_reinitialize)
             warn_before_forks()
+            serve(bridge._pools.heaps)
         except BaseException:
             bridge._unhook_all()
             bridge._pools.detach()
@@ -333,7 +340,7 @@ def _uninstall(bridge: Bridge) -> None:
 
 
 def _imported() -> tuple[str, ...]:
-    return tuple(name for name in FRAMEWORKS if name == "numpy" or name in sys.modules)
+    return tuple(name for name in FRAMEWORKS if name == "numpy" or (name in sys.modules and name != "torch"))
 
 
 def _make_pools(config: BridgeConfig) -> Pools:
@@ -350,6 +357,8 @@ def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
         return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes, config.numpy_scope)
     if name == "cupy":
         return CupyAdapter(pools.heaps)
+    if name == "torch":
+        return TorchAdapter(pools.heaps, pools.resources)
     return WarpAdapter(pools.heaps)
 
 
@@ -371,7 +380,7 @@ def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> 
     with _lock:
         bridge = _bridge
         if bridge is not None:
-            bridge._before_reinitialize()
+            bridge._before_reinitialize(devices)
         try:
             change()
         except BaseException:

@@ -38,6 +38,9 @@ def owns_its_stream(stream: Any) -> bool:
         return type(stream).__name__ != "ExternalStream"
     if root == "warp":
         return bool(getattr(stream, "owner", False))
+    if root == "torch":
+        # PyTorch never destroys its own streams. One that came from outside has its handle as its id.
+        return int(stream.stream_id) != int(stream.cuda_stream)
     return not isinstance(stream, int)
 
 
@@ -55,6 +58,27 @@ def current_warp_stream(device: int) -> Any:
     return warp.get_device(f"cuda:{device}").stream
 
 
+def current_torch_stream(device: int) -> Any:
+    """Return PyTorch's current stream object on this thread, on a CUDA device."""
+    import torch
+
+    return torch.cuda.current_stream(device)
+
+
+def torch_streams(device: int) -> dict[int, Any]:
+    """Return handle and object of every stream that PyTorch itself makes on a device, but for the default one.
+
+    It makes a fixed number for each priority, hands them out in turn for ever, and destroys none.
+    """
+    import torch
+
+    found: dict[int, Any] = {}
+    for priority in range(-4, 1):  # those that it does not have are mapped to the nearest that it has
+        while (stream := torch.cuda.Stream(device=device, priority=priority)).cuda_stream not in found:
+            found[stream.cuda_stream] = stream
+    return found
+
+
 def stream_of(x: Any, device: int | None) -> Any:
     """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
     root = type(x).__module__.partition(".")[0]
@@ -62,6 +86,8 @@ def stream_of(x: Any, device: int | None) -> Any:
         return current_cupy_stream(-1 if device is None else device)
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
+    if root == "torch" and device is not None and device >= 0:
+        return current_torch_stream(device)
     return None
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rmm_managed_bridge._native import core
 
 # Numbers of CUdevice_attribute, from cuda.h.
+_UNIFIED_ADDRESSING = 41
 _MANAGED_MEMORY = 83
 _CONCURRENT_MANAGED_ACCESS = 89
 _PAGEABLE_MEMORY_ACCESS = 88
@@ -24,6 +25,8 @@ class Traits(NamedTuple):
     """Kernels may use memory from `malloc` (HMM or ATS)."""
     host_page_tables: bool
     """The device walks the CPU's page tables (ATS), as Grace Hopper does."""
+    unified_addressing: bool
+    """Kernels may use pinned host memory at the address that the CPU has for it."""
 
 
 def load_driver() -> tuple[int, str]:
@@ -38,7 +41,13 @@ def device_traits(device: int) -> Traits:
         device,
         *(
             bool(core.device_attribute(device, attribute))
-            for attribute in (_MANAGED_MEMORY, _CONCURRENT_MANAGED_ACCESS, _PAGEABLE_MEMORY_ACCESS, _HOST_PAGE_TABLES)
+            for attribute in (
+                _MANAGED_MEMORY,
+                _CONCURRENT_MANAGED_ACCESS,
+                _PAGEABLE_MEMORY_ACCESS,
+                _HOST_PAGE_TABLES,
+                _UNIFIED_ADDRESSING,
+            )
         ),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, core
+from rmm_managed_bridge.access import check_hand_over
 from rmm_managed_bridge.address import Address, address_of, extent_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.hints import handovers
@@ -18,6 +19,7 @@ from rmm_managed_bridge.stream_use import hold, note_use
 
 if TYPE_CHECKING:
     import cupy
+    import torch
     import warp
 
 _HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
@@ -60,8 +62,8 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     Parameters
     ----------
     x
-        An array of CuPy, Warp or PyTorch, or anything with ``__cuda_array_interface__``, in memory of the bridge that
-        the CPU can reach.
+        An array of CuPy or Warp, a PyTorch tensor on a device, or anything with ``__cuda_array_interface__``, in memory
+        of the bridge that the CPU can reach.
 
     Returns
     -------
@@ -84,6 +86,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
 
     With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
     """
+    check_hand_over(lambda: "cpu", x)
     address = address_of(x)
     if isinstance(x, np.ndarray):
         if blocks.block_of(address.ptr) is not None:
@@ -136,6 +139,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     The hints in use (`using_hints`, `tag`, `install`) are given on the current stream before this returns.
     """
     cupy = _import("cupy")
+    check_hand_over(cupy.cuda.Device, x)
     if isinstance(x, cupy.ndarray):
         return x
     address = address_of(x)
@@ -147,11 +151,11 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     device = _require_device(x, address)
     with cupy.cuda.Device(device):
         stream = streams.current_cupy_stream()
-        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         note_use(x, address.ptr)
         hold(address.ptr, stream)
         blocks.order(address.ptr, streams.stream_handle(stream))
         handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
+        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -180,6 +184,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     Order and hints are as for `as_cupy`, on the stream that Warp uses on the device now.
     """
     warp = _import("warp")
+    check_hand_over(warp.get_device, x)
     if isinstance(x, warp.array):
         return x
     address = address_of(x)
@@ -223,6 +228,83 @@ def as_warp(x: Any) -> "warp.array[Any]":
         device=f"cuda:{device}",
         deleter=_Loan(x, address.ptr, lambda: streams.current_warp_stream(device)),
     )
+
+
+def as_torch(x: Any) -> "torch.Tensor":
+    """Return a PyTorch tensor over the memory of `x`: on the device of its pool, or on the CPU for host memory.
+
+    Parameters
+    ----------
+    x
+        A NumPy, CuPy or Warp array, or other array in memory of the bridge.
+
+    Returns
+    -------
+    torch.Tensor
+        With the shape, strides and matching dtype of `x`. It keeps `x` alive. A tensor is returned as it is.
+
+    Raises
+    ------
+    ViewError
+        A `TypeError` too: as for `as_cupy`; also for negative strides, for strides that are no multiple of the item,
+        for dtypes that PyTorch has no type for, and for memory that it does not take for CUDA's (that of the
+        ``"system"`` backend).
+
+    Notes
+    -----
+    Order and hints are as for `as_cupy`, on the stream that is PyTorch's current one on the device now. This goes through
+    ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
+    """
+    torch = _import("torch")
+    check_hand_over(torch.cuda.current_device, x)
+    if isinstance(x, torch.Tensor):
+        return x
+    address = address_of(x)
+    dtype = _dtype_of(x, address)
+    _require_plain(x, address, dtype, "PyTorch")
+    try:
+        empty = torch.from_numpy(np.empty(0, dtype))
+    except TypeError:
+        raise ViewError(f"PyTorch has no type for dtype {dtype}; convert the array first") from None
+    if 0 in address.shape:
+        # It has no bytes, so no pool: it goes where the pool's arrays would.
+        device = max((heap.device for heap in core.heaps() if not heap.retired), default=-1)
+        return torch.empty(address.shape, dtype=empty.dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    if any(stride < 0 or stride % dtype.itemsize for stride in address.strides or ()):
+        raise ViewError(
+            "PyTorch has no negative strides, nor such that are no multiple of the item; copy the array first"
+        )
+    _require_ours(x, address, dtype)
+    if blocks.kind_of(address.ptr) == "host":
+        return torch.from_numpy(np.asarray(_ArrayInterface(x, address, dtype)))
+    device = _require_device(x, address)
+    stream = streams.current_torch_stream(device)
+    note_use(x, address.ptr)
+    hold(address.ptr, stream)
+    blocks.order(address.ptr, streams.stream_handle(stream))
+    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
+    loan = _Loan(x, address.ptr, lambda: streams.current_torch_stream(device))
+    try:
+        tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ViewError(f"PyTorch does not take this {type(x).__name__} without a copy: {error}") from None
+    if tensor.data_ptr() != address.ptr:
+        raise ViewError(f"PyTorch made a copy of this {type(x).__name__} instead of a view")
+    return tensor
+
+
+class _CudaArrayInterface:
+    """What PyTorch makes a tensor from; the tensor keeps this, and this keeps the loan."""
+
+    def __init__(self, loan: "_Loan", address: Address) -> None:
+        self._loan = loan
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "data": (address.ptr, False),
+            "shape": address.shape,
+            "strides": address.strides,
+            "typestr": address.typestr,
+        }
 
 
 class _ArrayInterface:
@@ -271,7 +353,10 @@ def _import(name: str) -> Any:
 
 def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     if address.typestr == "":
-        raise ViewError(f"{type(x).__name__} object has an address but no shape and dtype; pass an array")
+        raise ViewError(
+            f"{type(x).__name__} object has an address but does not show shape and dtype; pass an array (for a tensor "
+            "that requires gradients, x.detach(); for one on the CPU, x.numpy())"
+        )
     if address.typestr[1:2] == "V" and isinstance(x, np.ndarray):
         return np.dtype(x.dtype)
     if address.typestr[1:2] == "V" and address.descr and any(field[0] for field in address.descr):

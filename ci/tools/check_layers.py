@@ -15,8 +15,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("records",),
     ("_native", "address", "config", "hugepages", "internal_files", "reinitialize", "state", "streams"),
     ("forks", "stream_use", "traits"),
-    ("hints",),
-    ("provenance", "resource", "survivors", "views"),
+    ("access", "hints"),
+    ("ipc", "provenance", "resource", "survivors", "views"),
     ("adapters", "pools", "reports"),
     ("install",),
     ("__init__",),  # below cli, which uses the public names as any other program does

@@ -12,7 +12,16 @@ from pathlib import Path, PurePosixPath
 
 NATIVE = "rmm_managed_bridge/_native"
 # C functions that frameworks are given by address. Add a name here together with its `extern "C"` definition.
-ENTRY_POINTS = frozenset({"bridge_cupy_malloc", "bridge_cupy_free"})
+ENTRY_POINTS = frozenset(
+    {
+        "bridge_cupy_malloc",
+        "bridge_cupy_free",
+        "bridge_torch_malloc",
+        "bridge_torch_pool_malloc",
+        "bridge_torch_free",
+        "bridge_torch_record_stream",
+    }
+)
 MACHINES = {0x3E: "x86-64", 0xB7: "aarch64"}
 SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pxd", ".pxi", ".pyx"})
 _RUNPATH = re.compile(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]")

@@ -2,7 +2,7 @@
 """What lies at an address, and the device work that may touch it. See core_hooks.hpp."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libcpp cimport bool
 
 from rmm_managed_bridge._native cimport core
@@ -19,6 +19,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
     bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
+    bool pointer_attribute(CProcess* process, uintptr_t ptr, int which, int device, uint64_t& value)
 
 cdef CProcess* process = core.process
 
@@ -47,6 +48,20 @@ def device_of(uintptr_t ptr):
     """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
     cdef CHeap* heap = heap_of(process, <const void*>ptr)
     return None if heap == NULL else heap.device()
+
+
+def driver_attribute(address, int attribute, int device=-1):
+    """Return what the driver says of an address: a `CUpointer_attribute` by number, or None if it knows nothing of it.
+
+    With `device`, as that device sees it. Touches no data, makes no context and leaves captures alone.
+    """
+    cdef uint64_t value = 0
+    cdef uintptr_t ptr
+    try:
+        ptr = address
+    except OverflowError:
+        return None
+    return value if pointer_attribute(process, ptr, attribute, device, value) else None
 
 
 def expose(uintptr_t ptr, uintptr_t stream):

@@ -122,6 +122,23 @@ inline bool order_block(Process* process, const void* ptr, CUstream stream, Refu
   return true;
 }
 
+// What the driver says of an address, as `device` sees it (-1: any); false if it knows nothing of it. Makes no context:
+// a device without one can have been given access to nothing. Harmless during captures, and touches no data.
+inline bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, int device, std::uint64_t& value) {
+  Driver& driver = process->driver;
+  if (!driver.loaded || !process->running() || device >= driver.devices) return false;
+  CUcontext context = nullptr;
+  if (device >= 0) {
+    unsigned flags;
+    int active = 0;
+    if (driver.primary_state(device, &flags, &active) != CUDA_SUCCESS || active == 0) return false;
+    if (driver.primary_retain(&context, device) != CUDA_SUCCESS) return false;  // never released: blocks may need it
+  }
+  DriverScope scope(&driver, context);
+  value = 0;
+  return driver.pointer_attribute(&value, static_cast<CUpointer_attribute>(which), ptr) == CUDA_SUCCESS;
+}
+
 inline int current_device_of(Process* process) {
   CUdevice device = -1;
   if (!process->driver.loaded || process->driver.ctx_device(&device) != CUDA_SUCCESS) return -1;

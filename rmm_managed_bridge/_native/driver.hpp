@@ -18,6 +18,7 @@ namespace rmm_bridge {
   X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")            \
   X(device_memory, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                    \
   X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")      \
+  X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")   \
   X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                         \
   X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                            \
   X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                              \
@@ -32,6 +33,7 @@ namespace rmm_bridge {
   X(event_query, cuEventQuery, "cuEventQuery")                                 \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
   X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                 \
+  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 
 struct Driver {

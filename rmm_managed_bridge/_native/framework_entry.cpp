@@ -74,3 +74,130 @@ void bridge_cupy_free(void* param, void* ptr, int) {
   who.framework = guest.framework;
   Heap::deallocate(*guest.process, ptr, Heap::kUnstated, nullptr, who);
 }
+
+// --- PyTorch ---
+
+TorchGuest& rmm_bridge::torch_guest() {
+  static auto* the = new TorchGuest();  // never destroyed: PyTorch's last frees come after the destructors of statics
+  return *the;
+}
+
+namespace {
+
+std::string amount(std::size_t bytes) { return std::to_string(bytes) + " bytes"; }
+
+std::string refusal_text(Heap* heap, Refusal refusal, std::size_t bytes, int device) {
+  const std::string what = "rmm_managed_bridge: no " + amount(bytes) + " for PyTorch on device " + std::to_string(device) + ": ";
+  if (heap == nullptr) {
+    return what + "no pool of the bridge serves this device; call rmm_managed_bridge.install(devices=...) with it";
+  }
+  switch (heap->process().phase.load()) {
+    case Phase::forked:
+      return what + "this process was forked after the pool was made; start workers with the 'spawn' or 'forkserver' method";
+    case Phase::exiting:
+      return what + "the interpreter is shutting down";
+    case Phase::running:
+      break;
+  }
+  switch (refusal) {
+    case Refusal::capturing:
+      return what + "its stream is being captured; make tensors before the capture begins and use them inside it";
+    case Refusal::bad_stream:
+    case Refusal::unheld_stream:
+      return what + "its stream is not a stream of this device; it may have been destroyed";
+    case Refusal::none:
+    case Refusal::out_of_memory:
+    case Refusal::over_budget:  // not without a tag, which no block has here
+      break;
+  }
+  const PoolNumbers numbers = heap->numbers();
+  if (heap->retired() && numbers.reserved_bytes == 0) {
+    return what + "this pool was closed by uninstall() or rmm.reinitialize(); call rmm_managed_bridge.install() again";
+  }
+  return what + "out of memory; " + amount(heap->live_bytes()) + " live, " + amount(numbers.reserved_bytes) +
+         " reserved, " + amount(numbers.quarantined_bytes) +
+         " waiting for device work; rmm_managed_bridge.snapshot() says who holds them";
+}
+
+struct Seen {
+  CUstream stream;
+  int device;
+};
+
+int hold_seen(void* argument) {
+  const std::unique_ptr<Seen> seen(static_cast<Seen*>(argument));
+  TorchGuest& guest = torch_guest();
+  PyObject* done = PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(seen->stream),
+                                         seen->device);
+  if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
+  Py_XDECREF(done);
+  guest.holding.store(false);
+  return 0;
+}
+
+// Until the stream's object is held, its blocks are only waited for more broadly. If the interpreter has too much to do,
+// the next block on the stream asks again.
+void hold_soon(TorchGuest& guest, CUstream stream, int device) {
+  if (guest.hold_stream == nullptr || guest.holding.exchange(true)) return;
+  auto seen = std::make_unique<Seen>(Seen{stream, device});
+  if (Py_AddPendingCall(hold_seen, seen.get()) == 0) {
+    seen.release();
+  } else {
+    guest.holding.store(false);
+  }
+}
+
+void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) {
+  TorchGuest& guest = torch_guest();
+  Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
+  Refusal refusal = Refusal::out_of_memory;
+  if (heap != nullptr) {
+    Request request;
+    request.bytes = bytes;
+    request.alignment = kGpuUnit;
+    request.side = Side::gpu;
+    request.host_ordered = false;
+    request.stream = stream;
+    request.who = guest.origin->capture(guest.framework, heap->track());
+    bool held = true;
+    void* ptr = heap->allocate(request, refusal, nullptr, &held);
+    if (refusal == Refusal::none) {
+      if (!held) hold_soon(guest, stream, device);
+      return ptr;
+    }
+  } else if (bytes == 0) {
+    return nullptr;
+  }
+  if (!throws && heap != nullptr && refusal == Refusal::out_of_memory && guest.process->running()) return nullptr;
+  throw std::runtime_error(refusal_text(heap, refusal, bytes, device));
+}
+
+}  // namespace
+
+void* bridge_torch_malloc(std::size_t bytes, int device, CUstream stream) {
+  return torch_malloc(bytes, device, stream, true);
+}
+
+void* bridge_torch_pool_malloc(std::size_t bytes, int device, CUstream stream) {
+  return torch_malloc(bytes, device, stream, false);
+}
+
+void bridge_torch_free(void* ptr, std::size_t bytes, int, CUstream stream) {
+  TorchGuest& guest = torch_guest();
+  if (guest.process == nullptr || !guest.process->running()) return;
+  Provenance who;
+  who.framework = guest.framework;
+  // PyTorch has kept the handle since the block was made. Its own streams live for ever, but one that came from outside
+  // may be gone, and then only its id may be asked for: the status of a dead stream crashes the process.
+  const Heap::Found found = Heap::find(*guest.process, ptr);
+  const bool alive = found.block != nullptr && static_cast<Heap*>(found.span->pool)->made_on(found.block, stream);
+  Heap::deallocate(*guest.process, ptr, bytes, alive ? &stream : nullptr, who);
+}
+
+void bridge_torch_record_stream(void* ptr, CUstream stream) {
+  TorchGuest& guest = torch_guest();
+  if (guest.process == nullptr || !guest.process->running()) return;
+  Heap* heap = Heap::of(*guest.process, ptr);
+  if (heap == nullptr || expose_block(guest.process, ptr, stream) != 0) return;
+  if (!holds_stream(heap, stream)) hold_soon(guest, stream, heap->device());
+}

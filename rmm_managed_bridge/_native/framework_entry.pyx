@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""The native entry points for CuPy. See framework_entry.hpp."""
+"""The native entry points for CuPy and PyTorch. See framework_entry.hpp."""
 
 from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF, PyObject
@@ -7,7 +7,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport intptr_t, uint8_t, uintptr_t
 
 from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin, Refusal
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin, Refusal
 
 
 cdef extern from "framework_entry.hpp" namespace "rmm_bridge" nogil:
@@ -17,16 +17,33 @@ cdef extern from "framework_entry.hpp" namespace "rmm_bridge" nogil:
         void store(CHeap* heap)
         CHeap* load()
 
+    cdef cppclass DeviceHeaps:
+        AtomicHeap& operator[](size_t device)
+
     cdef cppclass CCupyGuest "rmm_bridge::CupyGuest":
         CProcess* process
         Origin* origin
         uint8_t framework
-        AtomicHeap heaps[64]
+        DeviceHeaps heaps
         intptr_t (*current_stream)() noexcept
         PyObject* ask_stream
         PyObject* hold_stream
         PyObject* refuse
         PyObject* hint
+
+    cdef cppclass CTorchGuest "rmm_bridge::TorchGuest":
+        CProcess* process
+        Origin* origin
+        uint8_t framework
+        DeviceHeaps heaps
+        PyObject* hold_stream
+
+    CTorchGuest& torch_guest()
+
+    void* bridge_torch_malloc "bridge_torch_malloc"(size_t size_bytes, int device, CUstream stream) except +
+    void* bridge_torch_pool_malloc "bridge_torch_pool_malloc"(size_t size_bytes, int device, CUstream stream) except +
+    void bridge_torch_free "bridge_torch_free"(void* ptr, size_t size_bytes, int device, CUstream stream)
+    void bridge_torch_record_stream "bridge_torch_record_stream"(void* ptr, CUstream stream)
 
     void* bridge_cupy_malloc "bridge_cupy_malloc"(void* param, size_t size_bytes, int device) except + with gil
     void bridge_cupy_free "bridge_cupy_free"(void* param, void* ptr, int device) noexcept with gil
@@ -34,6 +51,20 @@ cdef extern from "framework_entry.hpp" namespace "rmm_bridge" nogil:
 # As CuPy declares `cdef intptr_t get_current_stream_ptr()` since version 13: a private function, so anything else than
 # exactly this is not called.
 _STREAM_SIGNATURES = (b"intptr_t (void)",)
+
+
+cdef int _use(DeviceHeaps& heaps, int device, core.Heap heap) except -1:
+    if not 0 <= device < kDevices:
+        raise ValueError(f"device {device} is not between 0 and {kDevices - 1}")
+    heaps[device].store(<CHeap*>NULL if heap is None else heap.c_heap)
+    return 0
+
+
+cdef bint _serves(DeviceHeaps& heaps, int device) noexcept:
+    if not 0 <= device < kDevices:
+        return False
+    cdef CHeap* heap = heaps[device].load()
+    return heap != NULL and not heap.retired()
 
 
 cdef class CupyGuest:
@@ -68,16 +99,11 @@ cdef class CupyGuest:
 
     def use(self, int device, core.Heap heap):
         """Blocks for `device` come from `heap`; with None, requests fail with CuPy's out-of-memory error."""
-        if not 0 <= device < kDevices:
-            raise ValueError(f"device {device} is not between 0 and {kDevices - 1}")
-        self.guest.heaps[device].store(<CHeap*>NULL if heap is None else heap.c_heap)
+        _use(self.guest.heaps, device, heap)
 
     def serves(self, int device):
         """Return True if a heap that takes requests stands behind `device`."""
-        if not 0 <= device < kDevices:
-            return False
-        cdef CHeap* heap = self.guest.heaps[device].load()
-        return heap != NULL and not heap.retired()
+        return _serves(self.guest.heaps, device)
 
     def malloc(self, size_t size_bytes, int device):
         """Call the entry point as CuPy would, for tests."""
@@ -96,3 +122,52 @@ cdef class CupyGuest:
 def failure_of(core.Heap heap, int refusal, size_t requested_bytes, uintptr_t stream):
     """Return the exception for an allocation that the entry point was refused."""
     return core.failure(heap.c_heap, <Refusal>refusal, requested_bytes, stream)
+
+
+cdef class TorchGuest:
+    """PyTorch's entry points: all objects stand for the one guest of this process, and the newest one's function counts.
+
+    ``hold_stream(handle, device)`` is called from the interpreter's main loop, soon after a block was made on a stream
+    that the bridge does not hold.
+    """
+
+    def __cinit__(self, hold_stream):
+        guest = &torch_guest()
+        guest.process = core.process
+        guest.origin = core.origin
+        guest.framework = core.framework_number("torch")
+        Py_INCREF(hold_stream)  # never let go: a call may be on its way
+        guest.hold_stream = <PyObject*>hold_stream
+
+    def use(self, int device, core.Heap heap):
+        """Blocks for `device` come from `heap`; with None, requests fail."""
+        _use(torch_guest().heaps, device, heap)
+
+    def serves(self, int device):
+        """Return True if a heap that takes requests stands behind `device`."""
+        return _serves(torch_guest().heaps, device)
+
+    @property
+    def record_stream_address(self):
+        """Return the address of the function for ``Tensor.record_stream``."""
+        return <uintptr_t>&bridge_torch_record_stream
+
+    def malloc(self, size_t size_bytes, int device, uintptr_t stream, *, bint pool=False):
+        """Call an entry point as PyTorch would, without the GIL, for tests."""
+        cdef void* ptr
+        with nogil:
+            if pool:
+                ptr = bridge_torch_pool_malloc(size_bytes, device, <CUstream>stream)
+            else:
+                ptr = bridge_torch_malloc(size_bytes, device, <CUstream>stream)
+        return <uintptr_t>ptr
+
+    def free(self, uintptr_t ptr, size_t size_bytes, int device, uintptr_t stream):
+        """Call the entry point as PyTorch would, without the GIL, for tests."""
+        with nogil:
+            bridge_torch_free(<void*>ptr, size_bytes, device, <CUstream>stream)
+
+    def record_stream(self, uintptr_t ptr, uintptr_t stream):
+        """Call the entry point as PyTorch would, without the GIL, for tests."""
+        with nogil:
+            bridge_torch_record_stream(<void*>ptr, <CUstream>stream)

@@ -210,6 +210,12 @@ class Pool : public ForkLocks {
     return lane != nullptr && lane->owned;
   }
 
+  // True if `handle` still is the stream that a live block was made on. Asks the driver for its id only, which is an
+  // error, not a crash, where the stream was destroyed.
+  bool made_on(const Block* block, CUstream handle) noexcept {
+    return driver_ != nullptr && events_->id_of(handle) == lanes_.at(block->lane.load()).stream.key;
+  }
+
   struct Owned {
     std::uint16_t lane;
     void* owner;

@@ -6,6 +6,7 @@ from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core, framework_entry
 from rmm_managed_bridge.errors import FrameworkError, InstallError
 from rmm_managed_bridge.hints import handovers
+from rmm_managed_bridge.ipc import ExportGuard
 
 
 class CupyAdapter:
@@ -26,6 +27,7 @@ class CupyAdapter:
         self._heaps = heaps
         self._before: Any = None
         self._mine: Any = None
+        self._exports = ExportGuard(cupy.cuda.runtime, "ipcGetMemHandle")
 
     def hook(self) -> None:
         """Set the allocator for every device that has a heap."""
@@ -38,9 +40,11 @@ class CupyAdapter:
             self._cupy.cuda.set_allocator(self._mine)
         except ValueError as error:  # inside `using_allocator`
             raise InstallError(f"CuPy's allocator cannot be set here: {error}") from None
+        self._exports.put()
 
     def unhook(self) -> str | None:
         """Put back the allocator that was set before. Returns why not, if another was set since."""
+        self._exports.take_away()
         if self._cupy.cuda.get_allocator() != self._mine:
             return "CuPy's allocator was changed since and was left as it is"
         self._cupy.cuda.set_allocator(self._before)

@@ -6,6 +6,7 @@ from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.errors import FrameworkError
 from rmm_managed_bridge.hints import handovers, policy
+from rmm_managed_bridge.ipc import ExportGuard
 
 
 class WarpAllocator:
@@ -18,8 +19,8 @@ class WarpAllocator:
     ----------
     deallocate_requires_context_guard : bool
         False: a free makes no call that needs the device to be current.
-    memory_kind : warp.MemoryKind
-        What Warp takes the arrays to be.
+    memory_kind : warp.MemoryKind or None
+        What Warp takes the arrays to be; None if it is to ask the driver about each.
     """
 
     deallocate_requires_context_guard = False
@@ -32,8 +33,9 @@ class WarpAllocator:
     def memory_kind(self) -> Any:
         import warp
 
-        kinds = {heap.kind for heap in self._heaps.values()} or {"managed"}
-        return warp.MemoryKind.CUDA_MANAGED if kinds == {"managed"} else warp.MemoryKind.UNKNOWN
+        if {heap.kind for heap in self._heaps.values()} == {"managed"}:
+            return warp.MemoryKind.CUDA_MANAGED
+        return None  # then Warp asks the driver
 
     def allocate(self, size_in_bytes: int) -> int:
         """Return the address of a block; 0 for no bytes.
@@ -94,6 +96,7 @@ class WarpAdapter:
         self._warp = warp
         self._allocator = WarpAllocator(heaps)
         self._before: dict[int, Any] = {}
+        self._exports = ExportGuard(warp.array, "ipc_handle")
 
     def hook(self) -> None:
         """Set the allocator on each device; undone where one fails."""
@@ -107,9 +110,11 @@ class WarpAdapter:
         except RuntimeError as error:
             self.unhook()
             raise FrameworkError(f"Warp does not take an allocator: {error}") from None
+        self._exports.put()
 
     def unhook(self) -> str | None:
         """Put back what was set before on each device. Returns what was left, if another allocator was set since."""
+        self._exports.take_away()
         kept = []
         for number, before in self._before.items():
             device = self._warp.get_device(f"cuda:{number}")

@@ -143,6 +143,19 @@ def test_cupy_moves_to_the_new_pool_when_rmm_is_reinitialised(cupy: Any, monkeyp
     bridge.uninstall()
 
 
+@pytest.mark.behaviour("D6")
+def test_an_ipc_handle_of_a_pool_block_is_one_clear_error_and_others_go_through(cupy: Any) -> None:
+    theirs = cupy.cuda.runtime.ipcGetMemHandle
+    with bridge.installed(frameworks=BOTH):
+        block = cupy.alloc(MIB)
+        with pytest.raises(bridge.AccessError, match="no IPC handle"):
+            cupy.cuda.runtime.ipcGetMemHandle(block.ptr)
+        assert cupy.cuda.runtime.ipcGetMemHandle(12345) == theirs(12345)
+        assert bridge.owns(block.ptr)
+        del block
+    assert cupy.cuda.runtime.ipcGetMemHandle is theirs
+
+
 @pytest.mark.behaviour("M2")
 def test_out_of_memory_is_cupys_own_class_and_says_who_holds_what(cupy: Any) -> None:
     with bridge.installed(frameworks=BOTH, maximum_pool_size="64MiB"):

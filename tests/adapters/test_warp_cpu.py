@@ -135,6 +135,43 @@ def test_uninstall_tells_of_an_allocator_that_was_set_since(monkeypatch: pytest.
     assert warp.devices[0]._custom_allocator is since
 
 
+@pytest.mark.behaviour("D6")
+def test_an_ipc_handle_of_a_pool_array_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, two_heaps: dict[int, Any]
+) -> None:
+    warp = stub_warp.put_in_place(monkeypatch, 2)
+    theirs = warp.array.ipc_handle
+    adapter = WarpAdapter(two_heaps)
+    adapter.hook()
+    ptr = two_heaps[0].allocate(MIB)
+    with pytest.raises(bridge.AccessError, match="no IPC handle"):
+        warp.array(ptr).ipc_handle()
+    assert warp.array(12345).ipc_handle() == b"handle of Warp's own"
+    two_heaps[0].deallocate(ptr)
+
+    class Patch:
+        """What somebody else put in front since."""
+
+    warp.array.ipc_handle = Patch
+    adapter.unhook()
+    assert warp.array.ipc_handle is Patch
+    warp.array.ipc_handle = theirs
+    adapter.hook()
+    adapter.unhook()
+    assert warp.array.ipc_handle is theirs
+
+
+def test_the_allocator_says_what_its_memory_is_only_if_it_knows(
+    monkeypatch: pytest.MonkeyPatch, make_heap: Callable[..., Any]
+) -> None:
+    warp = stub_warp.put_in_place(monkeypatch, 1)
+    managed, system = make_heap(device=0, kind="managed"), make_heap(device=0, kind="system")
+    kind = bridge.warp_allocator.__class__({0: managed}).memory_kind
+    assert kind is warp.MemoryKind.CUDA_MANAGED
+    for heaps in ({}, {0: system}, {0: managed, 1: system}):
+        assert bridge.warp_allocator.__class__(heaps).memory_kind is None
+
+
 def test_the_allocator_serves_the_current_device_with_provenance(
     monkeypatch: pytest.MonkeyPatch, two_heaps: dict[int, Any]
 ) -> None:

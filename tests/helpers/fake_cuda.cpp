@@ -67,6 +67,14 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice number) {
   });
 }
 
+CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice number, unsigned* flags, int* active) {
+  return enter("cuDevicePrimaryCtxGetState", [&](Device& d) {
+    *flags = 0;
+    *active = d.inactive.count(number) == 0 ? 1 : 0;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext context) {
   return enter("cuCtxPushCurrent", [&](Device&) {
     contexts.push_back(reinterpret_cast<Context*>(context));
@@ -213,8 +221,14 @@ CUresult CUDAAPI cuCtxSynchronize() {
   });
 }
 
-CUresult CUDAAPI cuPointerGetAttribute(void*, CUpointer_attribute, CUdeviceptr) {
-  return enter("cuPointerGetAttribute", [](Device&) { return CUDA_ERROR_INVALID_VALUE; });
+CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute which, CUdeviceptr ptr) {
+  return enter("cuPointerGetAttribute", [&](Device& d) {
+    auto found = d.pointers.find({ptr, static_cast<int>(which), d.current() == nullptr ? -1 : d.current()->device});
+    if (found == d.pointers.end()) found = d.pointers.find({ptr, static_cast<int>(which), -1});
+    if (found == d.pointers.end()) return CUDA_ERROR_INVALID_VALUE;
+    *static_cast<int*>(data) = found->second;  // as wide as most attributes are
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult CUDAAPI cuGetErrorName(CUresult result, const char** name) {
@@ -310,6 +324,22 @@ void fake_set_attribute(int number, int which, int value) {
   d.attributes[{number, which}] = value;
 }
 
+// `seen_from`: what the device with that number is told; -1 for all others.
+void fake_set_pointer(unsigned long long ptr, int which, int seen_from, int value) {
+  FAKE_LOCKED;
+  d.pointers[{ptr, which, seen_from}] = value;
+}
+
+// Whether a device has a primary context, which all have at first.
+void fake_set_active(int number, int active) {
+  FAKE_LOCKED;
+  if (active != 0) {
+    d.inactive.erase(number);
+  } else {
+    d.inactive.insert(number);
+  }
+}
+
 void fake_set_memory(unsigned long long bytes) {
   FAKE_LOCKED;
   d.memory_bytes = bytes;
@@ -365,6 +395,8 @@ void fake_clear() {
   d.faults.clear();
   d.hooks.clear();
   d.attributes.clear();
+  d.pointers.clear();
+  d.inactive.clear();
 }
 
 }  // extern "C"

@@ -93,6 +93,8 @@ class FakeCuda:
             ("begin_capture", ctypes.c_int, [u64, ctypes.c_int]),
             ("end_capture", ctypes.c_int, [u64]),
             ("set_attribute", None, [ctypes.c_int, ctypes.c_int, ctypes.c_int]),
+            ("set_pointer", None, [u64, ctypes.c_int, ctypes.c_int, ctypes.c_int]),
+            ("set_active", None, [ctypes.c_int, ctypes.c_int]),
             ("set_memory", None, [u64]),
             ("fail", None, [text, long, ctypes.c_int]),
             ("page", None, [u64, ctypes.POINTER(ctypes.c_int)]),
@@ -166,6 +168,14 @@ class FakeCuda:
         """Attributes are 1 unless set."""
         self.lib.fake_set_attribute(device, attribute, value)
 
+    def set_pointer(self, ptr: int, attribute: int, value: int, *, seen_from: int = -1) -> None:
+        """Set what the driver says of an address, to one device or to all others; it knows nothing of the rest."""
+        self.lib.fake_set_pointer(ptr, attribute, seen_from, value)
+
+    def set_active(self, device: int, active: bool) -> None:
+        """Set whether a device has a primary context, which all have at first."""
+        self.lib.fake_set_active(device, active)
+
     def set_memory(self, size_bytes: int) -> None:
         """Set the memory of each device; 64 GiB at first."""
         self.lib.fake_set_memory(size_bytes)
@@ -204,7 +214,7 @@ class FakeCuda:
         return self.lib.fake_violations().decode().splitlines()
 
     def clear(self) -> None:
-        """Forget calls, violations, faults, hooks and attributes; streams and their work stay."""
+        """Forget calls, violations, faults, hooks, attributes and pointers; streams and their work stay."""
         self.lib.fake_clear()
 
     def reset(self) -> None:

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fake_cuda_abi.hpp"
@@ -78,6 +79,8 @@ class Device {
   std::string trace;
   std::string violations;
   std::map<std::pair<int, int>, int> attributes;
+  std::map<std::tuple<unsigned long long, int, int>, int> pointers;  // address, attribute, device that asks
+  std::set<int> inactive;  // devices without a primary context
   struct Fault {
     long skip;
     CUresult result;

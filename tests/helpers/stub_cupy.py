@@ -83,6 +83,11 @@ class ndarray:  # noqa: N801 - CuPy's name
 ndarray.__module__ = "cupy"  # by which the bridge knows whose stream it is on
 
 
+def ipc_get_mem_handle(ptr: int) -> bytes:
+    """Stand for the driver, which takes what the bridge does not know."""
+    return b"handle of CuPy's own"
+
+
 class StubCupy:
     """The module `cupy`, as far as the bridge uses it."""
 
@@ -98,7 +103,7 @@ class StubCupy:
             get_current_stream=lambda device=0: self.stream,  # which a test may replace
             CFunctionAllocator=CFunctionAllocator,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-            runtime=types.SimpleNamespace(getDevice=lambda: 0),
+            runtime=types.SimpleNamespace(getDevice=lambda: 0, ipcGetMemHandle=ipc_get_mem_handle),
             Device=lambda number: nullcontext(),
             UnownedMemory=UnownedMemory,
             MemoryPointer=lambda memory, offset: (memory, offset),

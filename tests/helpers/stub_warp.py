@@ -16,6 +16,16 @@ class Device:
         self.stream = types.SimpleNamespace(cuda_stream=None)
 
 
+class Array:
+    """An array of Warp, as far as its IPC handle goes."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    def ipc_handle(self) -> bytes:
+        return b"handle of Warp's own"
+
+
 class StubWarp(types.ModuleType):
     """The module `warp` with `count` devices. Setting an allocator on a device in `refusing` raises, as Warp does."""
 
@@ -23,6 +33,8 @@ class StubWarp(types.ModuleType):
         super().__init__("warp")
         self.devices = [Device(number) for number in range(count)]
         self.refusing = set(refusing)
+        self.MemoryKind = types.SimpleNamespace(CUDA_MANAGED=object())
+        self.array = type("array", (Array,), {})  # one for each stub: the bridge puts a function of its own there
 
     def is_cuda_available(self) -> bool:
         return bool(self.devices)

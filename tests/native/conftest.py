@@ -18,11 +18,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Let a child run the items of marked modules."""
     if fake_cuda_child.in_child() or item.get_closest_marker("fake_driver") is None:
         return None
     fake_cuda_child.run_item(item)
+    # The item before may have left this folder set up for the items that the child has run.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 

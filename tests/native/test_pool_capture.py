@@ -3,6 +3,7 @@
 The fake loses captures where the real driver does; the `fake` fixture fails every test in which one was lost.
 """
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -111,6 +112,43 @@ def test_no_operation_loses_a_capture(fake: FakeCuda, mode: str, blocking: bool,
             pass
         except BridgeError:
             assert blocking and operation == "show to the legacy stream"
+    assert fake.end_capture(captured)
+    bench.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["of another thread", "of this thread"])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_operation_loses_one_of_two_captures(fake: FakeCuda, mode: str, elsewhere: bool, operation: str) -> None:
+    """Two at once, of a blocking and a non-blocking stream, begun on this thread or on another."""
+    bench = Bench(fake, limit_bytes=1 << 40 if operation == "grow" else 26 * MIB)
+    captured, second = bench.owned(blocking=True), bench.owned()
+    beside = bench.allocate(MIB, second)
+    scene = set_scene(bench, captured)
+
+    def begin() -> None:
+        for stream in (captured, second):
+            fake.begin_capture(stream, MODES[mode])
+
+    if elsewhere:
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+    else:
+        begin()
+    bench.free(beside, second)
+    for action in (OPERATIONS[operation], OPERATIONS["allocate for the host"], OPERATIONS["trim"]):
+        try:
+            action(scene)
+        except MemoryError:
+            pass
+        except BridgeError:
+            assert operation == "show to the legacy stream"
+    for stream in (captured, second):
+        with pytest.raises(BridgeError, match="captured"):
+            bench.heap.allocate(64, stream=stream.handle)
+    assert fake.end_capture(second)
+    bench.allocate(64, second)  # its capture is over, the other one is not
     assert fake.end_capture(captured)
     bench.close()
 

@@ -1,6 +1,6 @@
 """What a type checker must say about the public names. Checked by mypy, never run."""
 
-from typing import Any, assert_type
+from typing import Any, Literal, NoReturn, assert_type
 
 import numpy as np
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource
@@ -77,8 +77,20 @@ def hints(x: object) -> None:
 
 
 def views(x: object) -> None:
-    """CuPy and Warp have no complete types; NumPy has."""
+    """CuPy, Warp and PyTorch have no complete types; NumPy has."""
     array = bridge.as_numpy(x)
     assert_type(array, np.ndarray[Any, Any])
     assert_type(bridge.owns(array), bool)
     bridge.record_stream(array, 0)
+
+
+def access(x: object) -> None:
+    """Kinds and owners are words that a checker knows."""
+    kind = bridge.memory_kind(x)
+    if kind == "managed":
+        assert_type(bridge.can_access("cpu", x), bool)
+    assert_type(bridge.memory_kind(x), Literal["host", "pinned", "device", "mempool", "managed", "system", "unknown"])
+    assert_type(bridge.ownership(x), Literal["bridge", "other", "wrapped", "unknown"])
+    with bridge.checked_access():
+        bridge.require_access(0, x)
+    assert_type(bridge.ipc_handle(x), NoReturn)

@@ -65,7 +65,7 @@ BAD_IMPORTS = [
     ("pools.py", "from rmm_managed_bridge.adapters import cupy", 1, "pools must not import adapters"),
     ("install.py", "from rmm_managed_bridge import as_numpy", 1, "install must not import __init__"),
     ("__init__.py", "from rmm_managed_bridge.cli.demo import demo", 1, "__init__ must not import cli"),
-    ("views.py", "import rmm_managed_bridge.provenance", 1, "views must not import provenance"),
+    ("survivors.py", "import rmm_managed_bridge.provenance", 1, "survivors must not import provenance"),
     ("views.py", "from rmm_managed_bridge import as_numpy", 1, "views must not import __init__"),
     ("views.py", "import rmm_managed_bridge", 1, "views must not import __init__"),
     ("views.py", "from .records import Allocation", 1, "relative import"),
