@@ -155,6 +155,8 @@ class Origin {
   bool tags_used = false;  // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
 
+  static bool holds_gil() noexcept { return PyGILState_Check() != 0; }
+
   Provenance capture(std::uint8_t framework, Track track) noexcept {
     Provenance who;
     who.framework = framework;
