@@ -18,6 +18,7 @@ NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "off")
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
+HUGEPAGES = ("auto", "always", "never")
 FRAMEWORKS = ("numpy", "cupy", "warp")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
@@ -57,6 +58,7 @@ class BridgeConfig:
     numpy_scope: str = "process"
     numpy_min_bytes: int = 0
     track: str = "sites"
+    hugepages: str = "auto"
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
 
@@ -95,6 +97,7 @@ def read_config(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    hugepages: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> BridgeConfig:
     """Return the configuration from arguments and, for those that are None, ``RMM_BRIDGE_<NAME>``.
@@ -151,6 +154,7 @@ def read_config(
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
+        hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
 

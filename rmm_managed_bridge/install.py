@@ -135,6 +135,7 @@ class Bridge:
             frameworks=dict(self._states),
             numpy_scope=self.config.numpy_scope if "numpy" in self._adapters else None,
             track=self.config.track,
+            hugepages=self.config.hugepages,
         )
 
     def _before_reinitialize(self) -> None:
@@ -175,6 +176,7 @@ def install(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    hugepages: str | None = None,
 ) -> Bridge:
     """Put one pool behind the frameworks.
 
@@ -224,6 +226,10 @@ def install(
         the C library.
     track : {"sites", "counters", "off"}
         What is recorded for each allocation: everything; all but the call site; nothing.
+    hugepages : {"auto", "always", "never"}
+        Whether blocks of 4 MiB or more are advised to use huge pages, as NumPy does with its own memory: on host and
+        system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
+        ``NUMPY_MADVISE_HUGEPAGE`` is not 0.
 
     Returns
     -------
@@ -251,6 +257,7 @@ def install(
         numpy_scope=numpy_scope,
         numpy_min_bytes=numpy_min_bytes,
         track=track,
+        hugepages=hugepages,
     )
     if core.phase() != "running":
         raise BackendError(

@@ -62,8 +62,11 @@ class HostPools:
         self.cpu_heap = self._make()
 
     def _make(self) -> core.Heap:
-        settings = self._config.settings_for(core.memory_bytes(-1))
-        return core.host_heap(hugepages=advise_hugepages(), settings=settings, track=self._config.track)
+        return core.host_heap(
+            hugepages=advise_hugepages(self._config.hugepages),
+            settings=self._config.settings_for(core.memory_bytes(-1)),
+            track=self._config.track,
+        )
 
     def attach(self) -> None:
         pass
@@ -157,6 +160,7 @@ class RmmPools:
                 release_threshold=self._config.release_threshold,
                 pool=self._config.pool,
                 ordering=self._config.ordering,
+                hugepages=self._config.hugepages,
             )
         finally:
             setDevice(before)

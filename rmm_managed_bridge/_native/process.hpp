@@ -17,6 +17,7 @@
 #include "budgets.hpp"
 #include "driver.hpp"
 #include "history.hpp"
+#include "hugepages.hpp"
 #include "keeper.hpp"
 #include "ledger.hpp"
 #include "notices.hpp"
@@ -48,6 +49,7 @@ struct Process {
   Notices notices;
   Keeper keeper;
   Driver driver;
+  HugepageAdvice hugepages;
   std::atomic<Phase> phase{Phase::running};
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};

@@ -6,7 +6,7 @@ import numpy as np
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge.records import Generation, History, Holder, Peak, SnapshotDifference, Usage
+from rmm_managed_bridge.records import Generation, History, Holder, Hugepages, Peak, SnapshotDifference, Usage
 from rmm_managed_bridge.resource import ManagedBridgeResource
 
 
@@ -50,6 +50,7 @@ def records(x: object) -> None:
     snapshot.by("colour")  # type: ignore[arg-type]
     assert_type(bridge.stats().by("framework"), dict[str, Usage])
     assert_type(bridge.stats().generations, tuple[Generation, ...])
+    assert_type(bridge.stats().hugepages, Hugepages)
     assert_type(bridge.history(), History)
     assert_type(bridge.trim(), int)
 
