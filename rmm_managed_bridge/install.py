@@ -62,6 +62,7 @@ class Bridge:
         self.reason = self._pools.reason
         self._adapters: dict[str, Adapter] = {}
         self._states: dict[str, str] = {}
+        self._numpy_asked = False
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -92,13 +93,18 @@ class Bridge:
         return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
 
     def _hook(self, name: str) -> None:
-        adapter = _make_adapter(name, self._pools, self.config)
+        adapter = _make_adapter(name, self._pools, self.config, self._numpy_asked)
         adapter.hook()
         self._adapters[name] = adapter
         self._states[name] = "hooked"
 
     def _hook_all(self, names: Sequence[str], *, required: bool) -> None:
-        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none."""
+        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none.
+
+        `required`: somebody named them.
+        """
+        if "numpy" not in self._adapters:
+            self._numpy_asked = required and "numpy" in names
         hooked: list[str] = []
         states = dict(self._states)
         try:
@@ -154,7 +160,7 @@ class Bridge:
             ) from error
         for adapter in self._adapters.values():
             if isinstance(adapter, NumpyAdapter):
-                adapter.move(self._pools.cpu_heap)
+                adapter.move(self._pools.heap_for_numpy(asked=self._numpy_asked))
             else:
                 adapter.move(self._pools.heaps)
         self._publish()
@@ -191,7 +197,9 @@ def install(
         where there is none; `status` says why.
     frameworks : sequence of str, optional
         Of ``"numpy"``, ``"cupy"``, ``"warp"``: those, or an error. By default NumPy and those already imported, as far
-        as they can be hooked. Call `install` again with a framework to add it later.
+        as they can be hooked. Call `install` again with a framework to add it later. Naming NumPy also puts it
+        on managed memory where a device cannot share that with the CPU while it is busy; unasked, it stays on host
+        memory there.
     initial_pool_size, maximum_pool_size : int or str, optional
         For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
         takes from its upstream. There is no default that depends on the size of the card.
@@ -240,6 +248,11 @@ def install(
     ------
     InstallError, BackendError, FrameworkError, ConfigError
         All are `BridgeError`. Then nothing was changed.
+
+    Warns
+    -----
+    BridgeWarning
+        If a device cannot share managed memory with the CPU while it is busy (no ``concurrentManagedAccess``).
     """
     global _bridge
     config = read_config(
@@ -285,6 +298,8 @@ def install(
         _bridge = bridge
         pressure.on_oom = config.on_oom
         bridge._publish()
+        if (notice := bridge._pools.notice(numpy_asked=bridge._numpy_asked)) is not None:
+            warnings.warn(BridgeWarning(notice), stacklevel=2)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
 
@@ -336,15 +351,15 @@ def _imported() -> tuple[str, ...]:
 def _make_pools(config: BridgeConfig) -> Pools:
     backend, reason = config.backend, "asked for"
     if backend == "auto":
-        backend, reason = traits.detect_backend()
+        backend, reason = traits.detect_backend(config.devices)
     if backend == "host":
         return HostPools(config, reason)
     return RmmPools(config, backend, reason)
 
 
-def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
+def _make_adapter(name: str, pools: Pools, config: BridgeConfig, numpy_asked: bool) -> Adapter:
     if name == "numpy":
-        return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes, config.numpy_scope)
+        return NumpyAdapter(pools.heap_for_numpy(asked=numpy_asked), config.numpy_min_bytes, config.numpy_scope)
     if name == "cupy":
         return CupyAdapter(pools.heaps)
     return WarpAdapter(pools.heaps)
