@@ -13,14 +13,22 @@ from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, core
 from rmm_managed_bridge.address import Address, address_of
 from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.layout import (
+    dtype_of,
+    extent_of,
+    not_ours,
+    require_device,
+    require_host,
+    require_ours,
+    require_plain,
+)
+from rmm_managed_bridge.loans import Loan, hold, lend, note_use
 
 if TYPE_CHECKING:
     import cupy
     import warp
 
-_HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 _WARP_DIMENSIONS = 4  # its ARRAY_MAX_DIMS
-_DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 
 def owns(x: Any) -> bool:
@@ -47,9 +55,9 @@ def record_stream(x: Any, stream: Any) -> None:
         If the stream is being captured.
     """
     ptr = address_of(x).ptr
-    _hold(ptr, stream)
+    hold(ptr, stream)
     if not blocks.expose(ptr, streams.stream_handle(stream)):
-        raise ViewError(_not_ours(x))
+        raise ViewError(not_ours(x))
 
 
 def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
@@ -85,17 +93,12 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
         if blocks.block_of(address.ptr) is not None:
             blocks.synchronize(address.ptr)
         return x
-    dtype = _dtype_of(x, address)
+    dtype = dtype_of(x, address)
     if 0 in address.shape:
         return np.empty(address.shape, dtype)
-    _require_ours(x, address, dtype)
-    kind = blocks.kind_of(address.ptr)
-    if kind not in _HOST_ACCESSIBLE:
-        raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
-            "install(backend='managed', ...), or copy it"
-        )
-    _note_use(x, address.ptr)
+    require_ours(x, address, dtype)
+    require_host(x, address)
+    note_use(x, address.ptr)
     blocks.synchronize(address.ptr)
     return np.asarray(_ArrayInterface(x, address, dtype))
 
@@ -130,19 +133,13 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     cupy = _import("cupy")
     if isinstance(x, cupy.ndarray):
         return x
-    address = address_of(x)
-    dtype = _dtype_of(x, address)
-    _require_plain(x, address, dtype, "CuPy")
+    address, dtype = _described(x, "CuPy")
     if 0 in address.shape:
         return cupy.empty(address.shape, dtype)
-    start, size_bytes = _require_ours(x, address, dtype)
-    device = _require_device(x, address)
+    start, size_bytes = require_ours(x, address, dtype)
+    device = require_device(x, address)
     with cupy.cuda.Device(device):
-        stream = streams.current_cupy_stream()
-        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
-        _note_use(x, address.ptr)
-        _hold(address.ptr, stream)
-        blocks.order(address.ptr, streams.stream_handle(stream))
+        loan = lend(x, address.ptr, lambda: streams.current_cupy_stream(device))
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -173,9 +170,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     warp = _import("warp")
     if isinstance(x, warp.array):
         return x
-    address = address_of(x)
-    dtype = _dtype_of(x, address)
-    _require_plain(x, address, dtype, "Warp")
+    address, dtype = _described(x, "Warp")
     if address.shape == ():
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
     if len(address.shape) > _WARP_DIMENSIONS:
@@ -188,31 +183,29 @@ def as_warp(x: Any) -> "warp.array[Any]":
         # It has no bytes, so no pool: it goes where the pool's arrays would.
         device = max((heap.device for heap in core.heaps() if not heap.retired), default=-1)
         return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
-    _require_ours(x, address, dtype)
+    require_ours(x, address, dtype)
     if blocks.kind_of(address.ptr) == "host":
-        return warp.array(
-            ptr=address.ptr,
-            dtype=warp_dtype,
-            shape=address.shape,
-            strides=address.strides,
-            capacity=_extent(address, dtype)[1],
-            device="cpu",
-            deleter=_Loan(x, address.ptr, None),
-        )
-    device = _require_device(x, address)
-    stream = streams.current_warp_stream(device)
-    _note_use(x, address.ptr)
-    _hold(address.ptr, stream)
-    blocks.order(address.ptr, streams.stream_handle(stream))
+        where, loan = "cpu", Loan(x, address.ptr, None)
+    else:
+        device = require_device(x, address)
+        where, loan = f"cuda:{device}", lend(x, address.ptr, lambda: streams.current_warp_stream(device))
     return warp.array(
         ptr=address.ptr,
         dtype=warp_dtype,
         shape=address.shape,
         strides=address.strides,
-        capacity=_extent(address, dtype)[1],
-        device=f"cuda:{device}",
-        deleter=_Loan(x, address.ptr, lambda: streams.current_warp_stream(device)),
+        capacity=extent_of(address, dtype)[1],
+        device=where,
+        deleter=loan,
     )
+
+
+def _described(x: Any, consumer: str) -> "tuple[Address, np.dtype[Any]]":
+    """Return where and what `x` is, if `consumer` can have such arrays."""
+    address = address_of(x)
+    dtype = dtype_of(x, address)
+    require_plain(x, address, dtype, consumer)
+    return address, dtype
 
 
 class _ArrayInterface:
@@ -230,26 +223,6 @@ class _ArrayInterface:
         }
 
 
-class _Loan:
-    """Keeps the source of a device view, and notes when the view goes which stream may still be using it."""
-
-    def __init__(self, source: Any, ptr: int, current_stream: Any) -> None:
-        self._source = source
-        self._ptr = ptr
-        self._current_stream = current_stream
-
-    def __call__(self, ptr: int, size_bytes: int) -> None:
-        """Do nothing: Warp's deleter. The bytes belong to the source."""
-
-    def __del__(self) -> None:
-        # The source's block may be freed right after this. During shutdown nothing is freed, so nothing need be noted.
-        if self._current_stream is None or core.phase() != "running":
-            return
-        stream = self._current_stream()
-        _hold(self._ptr, stream)
-        blocks.expose(self._ptr, streams.stream_handle(stream))
-
-
 def _import(name: str) -> Any:
     import importlib
 
@@ -257,92 +230,3 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ViewError(f"{name} cannot be imported ({error}); install it to get its arrays") from None
-
-
-def _hold(ptr: int, stream: Any) -> None:
-    """Keep the stream object alive for as long as blocks may name it."""
-    if not streams.owns_its_stream(stream):
-        return
-    heap = core.heap_containing(ptr)
-    if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
-        heap.adopt(handle, stream)
-
-
-def _note_use(x: Any, ptr: int) -> None:
-    """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
-    stream = streams.stream_of(x, blocks.device_of(ptr))
-    if stream is None and type(x).__name__ == "DeviceBuffer" and type(x).__module__.startswith("rmm."):
-        from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
-
-        stream = stream_of_buffer(x)
-    if stream is not None:
-        _hold(ptr, stream)
-        blocks.expose(ptr, streams.stream_handle(stream))
-
-
-def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
-    if address.typestr == "":
-        raise ViewError(f"{type(x).__name__} object has an address but no shape and dtype; pass an array")
-    if address.typestr[1:2] == "V" and isinstance(x, np.ndarray):
-        return np.dtype(x.dtype)
-    if address.typestr[1:2] == "V" and address.descr and any(field[0] for field in address.descr):
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(address.descr)
-        if dtype.itemsize != int(address.typestr[2:]):
-            raise ViewError(f"the fields of this {type(x).__name__} cannot be told from its interface; copy it instead")
-        return dtype
-    return np.dtype(address.typestr)
-
-
-def _extent(address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
-    """Return the lowest address of an array with elements, and how many bytes it spans from there."""
-    if address.strides is None:
-        count = 1
-        for length in address.shape:
-            count *= length
-        return address.ptr, count * dtype.itemsize
-    low = high = address.ptr
-    for length, stride in zip(address.shape, address.strides, strict=True):
-        if stride < 0:
-            low += (length - 1) * stride
-        else:
-            high += (length - 1) * stride
-    return low, high + dtype.itemsize - low
-
-
-def _require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
-    """Return (start, bytes) of the block that all of the array lies in."""
-    low, size_bytes = _extent(address, dtype)
-    block = blocks.block_of(low)
-    if block is None or low + size_bytes > block[0] + block[1]:
-        raise ViewError(_not_ours(x))
-    return block
-
-
-def _require_plain(x: Any, address: Address, dtype: "np.dtype[Any]", consumer: str) -> None:
-    if dtype.hasobject:
-        raise ViewError(f"{consumer} cannot hold Python objects; dtype {dtype} has them")
-    if not dtype.isnative:
-        raise ViewError(
-            f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})"
-        )
-    if address.readonly:
-        raise ViewError(
-            f"this {type(x).__name__} is read-only, which {consumer} cannot express; a view would let it be written"
-        )
-
-
-def _require_device(x: Any, address: Address) -> int:
-    kind, device = blocks.kind_of(address.ptr), blocks.device_of(address.ptr)
-    if kind not in _DEVICE_ACCESSIBLE or device is None or device < 0:
-        raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which no device reaches; call "
-            "install(backend='managed', initial_pool_size=...) on a machine with a GPU before the array is made"
-        )
-    return device
-
-
-def _not_ours(x: Any) -> str:
-    return (
-        f"this {type(x).__name__} does not lie in a live block of the bridge, so it cannot be shared without a copy; "
-        "make it while the bridge is installed for its framework (see status()), or copy it into an array that is"
-    )
