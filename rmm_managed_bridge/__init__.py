@@ -18,6 +18,7 @@ from rmm_managed_bridge.errors import (
     InstallError,
     ViewError,
 )
+from rmm_managed_bridge.exports import as_dlpack
 from rmm_managed_bridge.install import Bridge, install, installed, uninstall
 from rmm_managed_bridge.provenance import (
     allocation_of,
@@ -62,6 +63,7 @@ __all__ = [
     "ViewError",
     "allocation_of",
     "as_cupy",
+    "as_dlpack",
     "as_numpy",
     "as_warp",
     "cupy_allocator",

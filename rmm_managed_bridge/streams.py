@@ -1,6 +1,8 @@
 """Streams of all frameworks as handles, and the frameworks' current ones."""
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rmm_managed_bridge.errors import ViewError
@@ -63,3 +65,21 @@ def stream_of(x: Any, device: int | None) -> Any:
     if root == "warp" and device is not None and device >= 0:
         return current_warp_stream(device)
     return None
+
+
+def current_torch_stream(device: int) -> Any:
+    """Return PyTorch's current stream object on a CUDA device."""
+    import torch
+
+    return torch.cuda.current_stream(device)
+
+
+def current_streams(device: int) -> Iterator[Callable[[], Any]]:
+    """Yield how to ask each imported framework for its current stream on a CUDA device."""
+    for name, current in (
+        ("cupy", current_cupy_stream),
+        ("warp", current_warp_stream),
+        ("torch", current_torch_stream),
+    ):
+        if name in sys.modules and (name != "torch" or sys.modules[name].cuda.is_initialized()):
+            yield functools.partial(current, device)

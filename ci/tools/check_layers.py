@@ -14,8 +14,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("units",),
     ("records",),
     ("_native", "address", "config", "hugepages", "internal_files", "reinitialize", "state", "streams"),
-    ("forks", "traits"),
-    ("provenance", "resource", "survivors", "views"),
+    ("forks", "layout", "loans", "memory_notes", "traits"),
+    ("exports", "provenance", "resource", "survivors", "views"),
     ("adapters", "pools", "reports"),
     ("install",),
     ("__init__",),  # below cli, which uses the public names as any other program does

@@ -67,4 +67,6 @@ def views(x: object) -> None:
     array = bridge.as_numpy(x)
     assert_type(array, np.ndarray[Any, Any])
     assert_type(bridge.owns(array), bool)
+    assert_type(bridge.as_dlpack(array).__dlpack_device__(), tuple[int, int])
+    np.from_dlpack(bridge.as_dlpack(array))
     bridge.record_stream(array, 0)
