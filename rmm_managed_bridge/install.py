@@ -63,6 +63,8 @@ class Bridge:
         self._adapters: dict[str, Adapter] = {}
         self._states: dict[str, str] = {}
         self._numpy_asked = False
+        self._block_count = 0  # `with installed():` that are open; under _lock
+        self._ends_with_blocks = False
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -86,6 +88,24 @@ class Bridge:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.uninstall()
+
+    def _enter_block(self, *, made_it: bool) -> Callable[[], None]:
+        """Open a ``with`` block. Returns what closes it: the last to close ends a bridge that a block has made."""
+        self._block_count += 1
+        self._ends_with_blocks = self._ends_with_blocks or made_it
+        numpy = self._adapters.get("numpy")
+        leave = numpy.enter_block(hooked_it=made_it) if isinstance(numpy, NumpyAdapter) else lambda: None
+
+        def close() -> None:
+            with _lock:
+                complaint = leave()
+                self._block_count -= 1
+                if self._ends_with_blocks and self._block_count == 0:
+                    self.uninstall()
+            if complaint is not None:
+                warnings.warn(BridgeWarning(f"the end of installed(): {complaint}"), stacklevel=4)
+
+        return close
 
     def __repr__(self) -> str:
         where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
@@ -308,18 +328,19 @@ def install(
 def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
     """Install for a ``with`` block: ``with bridge.installed("host"):``.
 
-    Takes the arguments of `install`. Where a bridge is installed already, by an outer block or by `install`, the block
-    shares it, may add frameworks to it, and leaves it installed. There is one bridge in a process: with
-    ``numpy_scope="context"``, a block in another thread does not hook that thread's context (`numpy_allocator` does).
+    Takes the arguments of `install`. There is one bridge in a process: where one is installed already, by another block
+    or by `install`, the block shares it and may add frameworks to it. A bridge that a block has installed ends with the
+    last block that shares it, in whatever thread that is; one that `install` has installed stays. With
+    ``numpy_scope="context"`` every block reaches the context that it is in, and leaves it as it was.
     """
     with _lock:
         outer = _bridge
         bridge = install(backend, **arguments)
+        close = bridge._enter_block(made_it=outer is None)
     try:
         yield bridge
     finally:
-        if outer is None:
-            bridge.uninstall()
+        close()
 
 
 def uninstall() -> None:
