@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -48,6 +48,35 @@ class CFunctionAllocator:
         return MemoryPointer(self._owner, size_bytes, 0)
 
 
+class UnownedMemory:
+    """Memory of somebody else's, whose owner it keeps."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class OffsetPointer:
+    """`cupy.cuda.MemoryPointer`: a place in memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array that knows where it lies."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: OffsetPointer, strides: Any = None) -> None:
+        self.shape, self.dtype, self.data = shape, dtype, memptr
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "descr": dtype.descr,
+            "data": (memptr.ptr, False),
+            "strides": strides,
+        }
+
+
 class Stream:
     """CuPy's null stream."""
 
@@ -66,6 +95,7 @@ class StubCupy:
         self._allocator: Any = default_allocator
         self._thread = threading.local()
         self.stream = Stream()
+        self.ndarray = ndarray
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True,
             get_allocator=self.get_allocator,
@@ -73,6 +103,9 @@ class StubCupy:
             using_allocator=self.using_allocator,
             get_current_stream=lambda device=0: self.stream,
             CFunctionAllocator=CFunctionAllocator,
+            Device=lambda device: nullcontext(),
+            UnownedMemory=UnownedMemory,
+            MemoryPointer=OffsetPointer,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             runtime=types.SimpleNamespace(getDevice=lambda: 0),
         )
