@@ -85,7 +85,8 @@ struct NumpyGuest {
   }
 
   void deallocate(void* ptr, std::size_t bytes) noexcept {
-    if (Heap::of(*process, ptr) == nullptr) {
+    const Heap::Found found = Heap::find(*process, ptr);
+    if (found.span == nullptr) {
       plain.deallocate(ptr, bytes);
       return;
     }
@@ -93,7 +94,7 @@ struct NumpyGuest {
     // and a resized array of a subclass may differ. The ledger knows.
     Provenance who;
     who.framework = framework;
-    Heap::deallocate(*process, ptr, Heap::kUnstated, nullptr, who);
+    Heap::deallocate(*process, found, ptr, Heap::kUnstated, nullptr, who);
   }
 
   void* reallocate(void* ptr, std::size_t bytes) noexcept {
