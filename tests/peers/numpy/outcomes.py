@@ -1,7 +1,8 @@
 """A pytest plugin for NumPy's own tests: installs the bridge if asked, and writes what became of each test.
 
 For each test it writes one line of JSON with the test's id and its outcome, and in the end one with totals.
-Environment: ``PEERS_OUTCOMES``, the file; ``PEERS_BACKEND``, the backend to install, or nothing.
+Environment: ``PEERS_OUTCOMES``, the file; ``PEERS_BACKEND``, the backend to install, or nothing; ``PEERS_POOL``,
+the size of its pool in bytes, or nothing.
 """
 
 import json
@@ -61,5 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if backend:
         import rmm_managed_bridge as bridge
 
-        bridge.install(backend, frameworks=["numpy"], numpy_scope="process")
+        pool_bytes = int(os.environ.get("PEERS_POOL") or 0) or None
+        initial_bytes = pool_bytes if backend == "managed" else None
+        bridge.install(
+            backend,
+            frameworks=["numpy"],
+            numpy_scope="process",
+            initial_pool_size=initial_bytes,
+            maximum_pool_size=pool_bytes,
+        )
     config.pluginmanager.register(Outcomes(os.environ["PEERS_OUTCOMES"], backend))

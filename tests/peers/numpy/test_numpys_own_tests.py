@@ -43,5 +43,25 @@ def test_a_difference_is_found_and_a_run_that_broke_off_is_no_success(tmp_path: 
     assert bridged.output == "Segmentation fault"
 
 
+def test_files_are_dealt_out_whole_and_runs_are_put_together() -> None:
+    hands = compare.deal([""], 4)
+    files = [file for hand in hands for file in hand]
+    assert len(hands) == 4
+    assert len(files) == len(set(files)) > 100
+    assert "_core/tests/test_multiarray.py" in files
+    assert compare.deal(["a", "b::c"], 1) == [["a", "b::c"]]
+    ended = {"end": True, "blocks": 3, "wrong_frees": 1}
+    runs = [compare.Run({"a": ["passed"]}, ended), compare.Run({"b": ["failed"]}, ended)]
+    assert compare.together(runs).end == {"end": True, "blocks": 6, "wrong_frees": 2}
+    broken = compare.together([*runs, compare.Run(output="Segmentation fault")])
+    assert not broken.end
+    assert broken.output == "Segmentation fault"
+    difference = compare.Difference("a", ("passed",), ("failed",))
+    text = compare.table(compare.together(runs), broken, "host", [difference], {"a": "a reason"})
+    assert "| without the bridge | 1 | 1 | yes |" in text
+    assert "| with the bridge, host | 1 | 1 | no |" in text
+    assert "- `a: passed -> failed`: a reason" in text
+
+
 def test_every_explanation_names_a_test_and_a_reason() -> None:
     assert all("::" in test and reason for test, reason in compare.explained().items())
