@@ -55,4 +55,5 @@ def _add_note(error: Any) -> None:
     refused = numpy_handler.take_refusal()
     # Another size: a refusal of before, which NumPy told in another way, and this is not the pool's.
     if refused is not None and refused[0] == max(error._total_size, 1):
-        error.add_note(str(refused[1]))
+        for note in (str(refused[1]), *getattr(refused[1], "__notes__", ())):
+            error.add_note(note)

@@ -17,6 +17,7 @@ namespace rmm_bridge {
 struct RefusedRequest {
   Heap* heap = nullptr;
   std::size_t bytes = 0;
+  Refusal refusal = Refusal::none;
 };
 inline thread_local RefusedRequest refused_request;
 
@@ -79,7 +80,7 @@ struct NumpyGuest {
     Refusal refusal;
     bool zeroed = false;
     void* ptr = from->allocate(request, refusal, &zeroed);
-    if (ptr == nullptr) refused_request = {from, bytes};
+    if (ptr == nullptr) refused_request = {from, bytes, refusal};
     if (ptr != nullptr && zeros && !zeroed) std::memset(ptr, 0, bytes);
     return ptr;
   }

@@ -47,6 +47,7 @@ cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass RefusedRequest:
         CHeap* heap
         size_t bytes
+        Refusal refusal
 
     RefusedRequest take_refused_request() noexcept
 
@@ -190,7 +191,7 @@ def take_refusal():
     cdef RefusedRequest refused = take_refused_request()
     if refused.heap == NULL:
         return None
-    return refused.bytes, core.failure(refused.heap, Refusal.out_of_memory, refused.bytes, 0)
+    return refused.bytes, core.failure(refused.heap, refused.refusal, refused.bytes, 0)
 
 
 def current():

@@ -142,9 +142,10 @@ int main(int argc, char** argv) {
   process.history.set_limit(1000);
   process.record_all_events.store(true);
   const auto heap = [&](std::size_t limit, Track track) {
-    auto* made = new Heap(process, std::make_unique<HostUpstream>(), nullptr, nullptr, limit, -1, 0, track);
-    made->advise_hugepages();
-    return made;
+    PoolOptions options;
+    options.limit_bytes = limit;
+    options.hugepages = true;
+    return new Heap(process, std::make_unique<HostUpstream>(), nullptr, nullptr, options, -1, 0, track);
   };
   Heap& first = *heap(std::size_t{128} << 20, Track::sites);  // small enough to refuse now and then
   Heap& second = *heap(std::size_t{1} << 30, Track::off);

@@ -33,6 +33,7 @@ def test_numpys_own_error_says_who_holds_the_memory(make: Any, scope: str) -> No
         assert note.startswith("cannot allocate 1.00 PiB: 8.00 MiB live")
         assert 'tag "kept"' in note
         assert f"{__file__}:" in note
+        assert "largest free piece" in note
         small = np.ones(10)
         assert bridge.owns(small) and small.all()
         del kept, small
@@ -53,6 +54,19 @@ def test_only_the_pools_own_refusals_are_noted_and_each_once() -> None:
         assert len(_notes(caught.value)) == 1
         assert _notes(ERROR((16, 8 * MIB), np.dtype("u1"))) == []
         del array
+
+
+@pytest.mark.behaviour("M1")
+def test_the_limit_of_a_tag_and_a_failing_callback_are_told_too() -> None:
+    def on_oom(size_bytes: int, attempt: int) -> bool:
+        raise ValueError(f"{size_bytes} bytes, attempt {attempt}")
+
+    with bridge.installed("host", frameworks=["numpy"], on_oom=on_oom):
+        with bridge.tag("bounded", limit="1MiB"), pytest.raises(MemoryError) as caught:
+            np.empty(8 * MIB, "u1")
+        told, raised = _notes(caught.value)
+        assert "tag 'bounded' has 0 B live of 1.00 MiB" in told
+        assert raised.startswith("on_oom raised ValueError")
 
 
 @pytest.mark.behaviour("M1")
