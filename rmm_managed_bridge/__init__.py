@@ -22,6 +22,7 @@ from rmm_managed_bridge.errors import (
     InstallError,
     ViewError,
 )
+from rmm_managed_bridge.exports import as_dlpack
 from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
 from rmm_managed_bridge.hints.policy import using_hints
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
@@ -76,6 +77,7 @@ __all__ = [
     "advise",
     "allocation_of",
     "as_cupy",
+    "as_dlpack",
     "as_numpy",
     "as_torch",
     "as_warp",

@@ -18,6 +18,7 @@ NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "off")
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
+HUGEPAGES = ("auto", "always", "never")
 FRAMEWORKS = ("numpy", "cupy", "warp", "torch")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
@@ -117,6 +118,7 @@ class BridgeConfig:
     numpy_min_bytes: int = 0
     track: str = "sites"
     hints: Hints = Hints.none
+    hugepages: str = "auto"
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
 
@@ -156,6 +158,7 @@ def read_config(
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
     hints: Hints | str | None = None,
+    hugepages: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> BridgeConfig:
     """Return the configuration from arguments and, for those that are None, ``RMM_BRIDGE_<NAME>``.
@@ -213,6 +216,7 @@ def read_config(
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
         hints=_read_hints(*given("hints", hints)),
+        hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
 

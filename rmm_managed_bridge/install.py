@@ -64,6 +64,9 @@ class Bridge:
         self.reason = self._pools.reason
         self._adapters: dict[str, Adapter] = {}
         self._states: dict[str, str] = {}
+        self._numpy_asked = False
+        self._block_count = 0  # `with installed():` that are open; under _lock
+        self._ends_with_blocks = False
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -88,19 +91,42 @@ class Bridge:
     ) -> None:
         self.uninstall()
 
+    def _enter_block(self, *, made_it: bool) -> Callable[[], None]:
+        """Open a ``with`` block. Returns what closes it: the last to close ends a bridge that a block has made."""
+        self._block_count += 1
+        self._ends_with_blocks = self._ends_with_blocks or made_it
+        numpy = self._adapters.get("numpy")
+        leave = numpy.enter_block(hooked_it=made_it) if isinstance(numpy, NumpyAdapter) else lambda: None
+
+        def close() -> None:
+            with _lock:
+                complaint = leave()
+                self._block_count -= 1
+                if self._ends_with_blocks and self._block_count == 0:
+                    self.uninstall()
+            if complaint is not None:
+                warnings.warn(BridgeWarning(f"the end of installed(): {complaint}"), stacklevel=4)
+
+        return close
+
     def __repr__(self) -> str:
         where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
         hooked = ", ".join(name for name, how in self._states.items() if how == "hooked") or "nothing"
         return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
 
     def _hook(self, name: str) -> None:
-        adapter = _make_adapter(name, self._pools, self.config)
+        adapter = _make_adapter(name, self._pools, self.config, self._numpy_asked)
         adapter.hook()
         self._adapters[name] = adapter
         self._states[name] = "hooked"
 
     def _hook_all(self, names: Sequence[str], *, required: bool) -> None:
-        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none."""
+        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none.
+
+        `required`: somebody named them.
+        """
+        if "numpy" not in self._adapters:
+            self._numpy_asked = required and "numpy" in names
         hooked: list[str] = []
         states = dict(self._states)
         try:
@@ -138,6 +164,7 @@ class Bridge:
             numpy_scope=self.config.numpy_scope if "numpy" in self._adapters else None,
             track=self.config.track,
             hints=str(self.config.hints),
+            hugepages=self.config.hugepages,
         )
 
     def _before_reinitialize(self, devices: Sequence[int]) -> None:
@@ -157,7 +184,7 @@ class Bridge:
             ) from error
         for adapter in self._adapters.values():
             if isinstance(adapter, NumpyAdapter):
-                adapter.move(self._pools.cpu_heap)
+                adapter.move(self._pools.heap_for_numpy(asked=self._numpy_asked))
             else:
                 adapter.move(self._pools.heaps)
         serve(self._pools.heaps)
@@ -181,6 +208,7 @@ def install(
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
     hints: Hints | str | None = None,
+    hugepages: str | None = None,
 ) -> Bridge:
     """Put one pool behind the frameworks.
 
@@ -196,7 +224,8 @@ def install(
     frameworks : sequence of str, optional
         Of ``"numpy"``, ``"cupy"``, ``"warp"``, ``"torch"``: those, or an error. By default NumPy and those already
         imported, as far as they can be hooked, but never PyTorch: its allocator can only be set before its first use,
-        and for good. Call `install` again with a framework to add it later.
+        and for good. Call `install` again with a framework to add it later. Naming NumPy also puts it on managed
+        memory where a device cannot share that with the CPU while it is busy; unasked, it stays on host memory there.
     initial_pool_size, maximum_pool_size : int or str, optional
         For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
         takes from its upstream. There is no default that depends on the size of the card.
@@ -235,6 +264,10 @@ def install(
         When to tell the driver, by itself, where memory will be used: ``"none"``, ``"device"``, ``"host"``,
         ``"read_mostly"``, with a least size ``"device:16MiB"``. None by default, since each is wrong for some work;
         `using_hints` and `tag` choose for a part of the program. docs/guide/hints.md says which is for what.
+    hugepages : {"auto", "always", "never"}
+        Whether blocks of 4 MiB or more are advised to use huge pages, as NumPy does with its own memory: on host and
+        system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
+        ``NUMPY_MADVISE_HUGEPAGE`` is not 0.
 
     Returns
     -------
@@ -245,6 +278,11 @@ def install(
     ------
     InstallError, BackendError, FrameworkError, ConfigError
         All are `BridgeError`. Then nothing was changed.
+
+    Warns
+    -----
+    BridgeWarning
+        If a device cannot share managed memory with the CPU while it is busy (no ``concurrentManagedAccess``).
     """
     global _bridge
     config = read_config(
@@ -263,6 +301,7 @@ def install(
         numpy_min_bytes=numpy_min_bytes,
         track=track,
         hints=hints,
+        hugepages=hugepages,
     )
     if core.phase() != "running":
         raise BackendError(
@@ -294,6 +333,8 @@ def install(
         pressure.on_oom = config.on_oom
         policy.set_installed(config.hints)
         bridge._publish()
+        if (notice := bridge._pools.notice(numpy_asked=bridge._numpy_asked)) is not None:
+            warnings.warn(BridgeWarning(notice), stacklevel=2)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
 
@@ -302,18 +343,19 @@ def install(
 def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
     """Install for a ``with`` block: ``with bridge.installed("host"):``.
 
-    Takes the arguments of `install`. Where a bridge is installed already, by an outer block or by `install`, the block
-    shares it, may add frameworks to it, and leaves it installed. There is one bridge in a process: with
-    ``numpy_scope="context"``, a block in another thread does not hook that thread's context (`numpy_allocator` does).
+    Takes the arguments of `install`. There is one bridge in a process: where one is installed already, by another block
+    or by `install`, the block shares it and may add frameworks to it. A bridge that a block has installed ends with the
+    last block that shares it, in whatever thread that is; one that `install` has installed stays. With
+    ``numpy_scope="context"`` every block reaches the context that it is in, and leaves it as it was.
     """
     with _lock:
         outer = _bridge
         bridge = install(backend, **arguments)
+        close = bridge._enter_block(made_it=outer is None)
     try:
         yield bridge
     finally:
-        if outer is None:
-            bridge.uninstall()
+        close()
 
 
 def uninstall() -> None:
@@ -346,15 +388,15 @@ def _imported() -> tuple[str, ...]:
 def _make_pools(config: BridgeConfig) -> Pools:
     backend, reason = config.backend, "asked for"
     if backend == "auto":
-        backend, reason = traits.detect_backend()
+        backend, reason = traits.detect_backend(config.devices)
     if backend == "host":
         return HostPools(config, reason)
     return RmmPools(config, backend, reason)
 
 
-def _make_adapter(name: str, pools: Pools, config: BridgeConfig) -> Adapter:
+def _make_adapter(name: str, pools: Pools, config: BridgeConfig, numpy_asked: bool) -> Adapter:
     if name == "numpy":
-        return NumpyAdapter(pools.cpu_heap, config.numpy_min_bytes, config.numpy_scope)
+        return NumpyAdapter(pools.heap_for_numpy(asked=numpy_asked), config.numpy_min_bytes, config.numpy_scope)
     if name == "cupy":
         return CupyAdapter(pools.heaps)
     if name == "torch":

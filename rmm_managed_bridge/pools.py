@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
 
 
+_EXCLUSIVE_ACCESS = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#gpu-exclusive-access-to-managed-memory"
+
+
 class Pools(Protocol):
     """What `install` needs of a backend."""
 
@@ -27,9 +30,11 @@ class Pools(Protocol):
     def heaps(self) -> dict[int, core.Heap]:
         """Device number to heap; empty without devices."""
 
-    @property
-    def cpu_heap(self) -> core.Heap:
-        """Where NumPy's blocks come from."""
+    def heap_for_numpy(self, *, asked: bool) -> core.Heap:
+        """Where NumPy's blocks come from. `asked`: the user named NumPy."""
+
+    def notice(self, *, numpy_asked: bool) -> str | None:
+        """Return what the user should be warned of, if anything."""
 
     def attach(self) -> None:
         """Make RMM use the pools."""
@@ -62,8 +67,14 @@ class HostPools:
         self.cpu_heap = self._make()
 
     def _make(self) -> core.Heap:
-        settings = self._config.settings_for(core.memory_bytes(-1))
-        return core.host_heap(hugepages=advise_hugepages(), settings=settings, track=self._config.track)
+        return _host_heap(self._config)
+
+    def heap_for_numpy(self, *, asked: bool) -> core.Heap:
+        del asked
+        return self.cpu_heap
+
+    def notice(self, *, numpy_asked: bool) -> None:
+        del numpy_asked
 
     def attach(self) -> None:
         pass
@@ -99,14 +110,41 @@ class RmmPools:
         self._devices = _devices(config, count)
         for device in self._devices:
             self.resources[device] = self._make(device)
+        self._exclusive = tuple(
+            device
+            for device in self._devices
+            if backend == "managed" and not traits.device_traits(device).concurrent_managed_access
+        )
+        self._host_heap: core.Heap | None = None
 
     @property
     def heaps(self) -> dict[int, core.Heap]:
         return {device: resource.heap for device, resource in self.resources.items()}
 
-    @property
-    def cpu_heap(self) -> core.Heap:
-        return self.resources[self._devices[0]].heap
+    def heap_for_numpy(self, *, asked: bool) -> core.Heap:
+        # NumPy's arrays may be shown to any device, so the least able one decides.
+        if not self._exclusive or asked:
+            return self.resources[self._devices[0]].heap
+        if self._host_heap is None:
+            self._host_heap = _host_heap(self._config)
+        return self._host_heap
+
+    def notice(self, *, numpy_asked: bool) -> str | None:
+        if not self._exclusive:
+            return None
+        which = f"device {', '.join(map(str, self._exclusive))}"
+        if len(self._devices) > 1:
+            which += f" of {', '.join(map(str, self._devices))}"
+        numpy = (
+            "NumPy was named in `frameworks`, so its arrays lie in managed memory: the process dies if the CPU touches "
+            "one while a kernel runs"
+            if numpy_asked
+            else "NumPy stays on host memory, unless it is named in `frameworks`"
+        )
+        return (
+            f"{which} cannot share managed memory with the CPU while it is busy (no concurrentManagedAccess). {numpy}. "
+            f"as_numpy() waits for the whole device. See {_EXCLUSIVE_ACCESS}"
+        )
 
     def _make(self, device: int) -> "ManagedBridgeResource":
         import rmm
@@ -157,6 +195,7 @@ class RmmPools:
                 release_threshold=self._config.release_threshold,
                 pool=self._config.pool,
                 ordering=self._config.ordering,
+                hugepages=self._config.hugepages,
             )
         finally:
             setDevice(before)
@@ -180,6 +219,8 @@ class RmmPools:
             else:
                 complaints.append(f"RMM's resource on device {device} was changed since and was left as it is")
         self._before.clear()
+        if self._host_heap is not None:
+            self._host_heap.retire()
         # Each resource's heap retires when nobody holds the resource any more; RMM's own references went above.
         self.resources.clear()
         return complaints
@@ -216,7 +257,15 @@ class RmmPools:
             self._config = config
 
     def all_heaps(self) -> list[core.Heap]:
-        return list(self.heaps.values())
+        return [*self.heaps.values(), *([] if self._host_heap is None else [self._host_heap])]
+
+
+def _host_heap(config: BridgeConfig) -> core.Heap:
+    return core.host_heap(
+        hugepages=advise_hugepages(config.hugepages),
+        settings=config.settings_for(core.memory_bytes(-1)),
+        track=config.track,
+    )
 
 
 def _devices(config: BridgeConfig, count: int) -> tuple[int, ...]:

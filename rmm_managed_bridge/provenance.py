@@ -4,12 +4,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmm_managed_bridge import state
-from rmm_managed_bridge._native import core, ledger
+from rmm_managed_bridge._native import core, hugepages, ledger
 from rmm_managed_bridge.address import address_of
 from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import ConfigError
 from rmm_managed_bridge.hints import policy, tally
-from rmm_managed_bridge.records import Allocation, Generation, History, Snapshot, Stats, Status
+from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Snapshot, Stats, Status
 from rmm_managed_bridge.units import format_bytes, parse_bytes
 
 _LONGEST_TAG = 200
@@ -138,6 +138,7 @@ def stats() -> Stats:
         damaged_blocks=damaged_blocks,
         track=state.current.track,
         numpy_scope=state.current.numpy_scope,
+        hugepages=Hugepages(state.current.hugepages, *hugepages.counters()),
         generations=generations(),
         frameworks=dict(state.current.frameworks),
         hints_done=hints_done,
@@ -173,6 +174,7 @@ def status() -> Status:
         frameworks=dict(current.frameworks),
         numpy_scope=current.numpy_scope,
         track=current.track,
+        hugepages=current.hugepages,
         generations=generations(),
         hints=current.hints,
     )

@@ -90,6 +90,22 @@ class Generation(NamedTuple):
     reserved_bytes: int
 
 
+class Hugepages(NamedTuple):
+    """What was advised about huge pages."""
+
+    mode: str
+    """The `hugepages` of `install`; ``"never"`` while nothing is installed."""
+    advised_bytes: int
+    """How much memory of the pools carries the advice now, live blocks and free ones together."""
+    call_count: int
+    """Calls of ``madvise`` so far, also those that ended advice."""
+    failure_count: int
+    """Those of them that failed. Nothing follows from a failure but that the advice is not there."""
+
+
+_NOTHING_ADVISED = Hugepages("never", 0, 0, 0)
+
+
 def group_value(record: Allocation | Holder, key: GroupKey) -> str:
     """Return what `record` is grouped under for `key`, as text."""
     if key not in GROUP_KEYS:
@@ -217,6 +233,7 @@ class Stats:
     failures: int
     track: str
     numpy_scope: str | None
+    hugepages: Hugepages = _NOTHING_ADVISED
     generations: tuple[Generation, ...] = ()
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """How each framework stands: ``"hooked"``, or the reason why not."""
@@ -258,6 +275,7 @@ class Status:
     """``"hooked"``, or the reason why not, for each framework that was looked at."""
     numpy_scope: str | None
     track: str
+    hugepages: str = "never"
     generations: tuple[Generation, ...] = ()
     hints: str = "none"
     """Which hints are given where neither the context nor a tag says otherwise."""

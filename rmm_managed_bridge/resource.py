@@ -10,6 +10,7 @@ from rmm_managed_bridge import traits
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.config import read_config
 from rmm_managed_bridge.errors import BackendError, ConfigError
+from rmm_managed_bridge.hugepages import advise_hugepages
 
 # The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
 from rmm_managed_bridge._native.bridge_resource import NativeBridgeResource  # isort: skip
@@ -70,6 +71,8 @@ class ManagedBridgeResource(NativeBridgeResource):
     maximum_quarantine_size, release_threshold, pool, ordering
         As for `install`. With ``pool="off"`` each block is a piece of `upstream_mr` of its own, so that should be no
         pool.
+    hugepages : {"auto", "always", "never"}
+        Whether large blocks of system memory are advised to use huge pages, as for `install`.
 
     Attributes
     ----------
@@ -97,6 +100,7 @@ class ManagedBridgeResource(NativeBridgeResource):
         release_threshold: int | float | str | None = None,
         pool: str = "on",
         ordering: str = "cautious",
+        hugepages: str = "auto",
     ) -> Self:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise ConfigError(
@@ -119,6 +123,7 @@ class ManagedBridgeResource(NativeBridgeResource):
             release_threshold=release_threshold,
             pool=pool,
             ordering=ordering,
+            hugepages=hugepages,
             environment={},
         )
         check_rmm_version()
@@ -129,14 +134,17 @@ class ManagedBridgeResource(NativeBridgeResource):
             device = current_device()
         elif not 0 <= device < devices:
             raise ConfigError(f"device={device} does not exist; there are {devices}")
+        kind = kind_of_resource(upstream_mr)
         resource = super().__new__(
             cls,
             upstream_mr,
             ordered=devices > 0,
             device=device,
             settings=config.settings_for(core.memory_bytes(device)),
-            kind=kind_of_resource(upstream_mr),
+            kind=kind,
             track=track,
+            hugepages=kind == "system" and advise_hugepages(config.hugepages),
+            concurrent=kind != "managed" or device < 0 or traits.device_traits(device).concurrent_managed_access,
         )
         weakref.finalize(resource, core.Heap.retire, resource.heap).atexit = False
         return resource

@@ -1,6 +1,8 @@
 """Streams of all frameworks as handles, and the frameworks' current ones."""
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rmm_managed_bridge.errors import ViewError
@@ -98,3 +100,14 @@ def ambient_stream(device: int) -> Any:
     if "warp" in sys.modules and device >= 0:
         return current_warp_stream(device)
     return LEGACY
+
+
+def current_streams(device: int) -> Iterator[Callable[[], Any]]:
+    """Yield how to ask each imported framework for its current stream on a CUDA device."""
+    for name, current in (
+        ("cupy", current_cupy_stream),
+        ("warp", current_warp_stream),
+        ("torch", current_torch_stream),
+    ):
+        if name in sys.modules and (name != "torch" or sys.modules[name].cuda.is_initialized()):
+            yield functools.partial(current, device)

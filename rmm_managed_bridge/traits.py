@@ -2,7 +2,8 @@
 
 import functools
 import os
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from rmm_managed_bridge._native import core
 
@@ -52,11 +53,15 @@ def device_traits(device: int) -> Traits:
     )
 
 
-def detect_backend() -> tuple[str, str]:
-    """Return the backend that ``install(backend="auto")`` takes on this machine, and why."""
+def detect_backend(devices: Sequence[int] | Literal["all"] | None = None) -> tuple[str, str]:
+    """Return the backend that ``install(backend="auto", devices=devices)`` takes on this machine, and why.
+
+    Of several devices the least able one decides.
+    """
     count, why_not = load_driver()
     if count == 0:
         return "host", why_not
-    if device_traits(0).managed_memory:
-        return "managed", "the device supports managed memory"
-    return "host", "device 0 does not support managed memory"
+    for device in range(count) if devices == "all" else devices or (0,):
+        if not device_traits(device).managed_memory:
+            return "host", f"device {device} does not support managed memory"
+    return "managed", "the device supports managed memory"

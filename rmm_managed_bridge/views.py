@@ -5,6 +5,7 @@ the bridge knows of on the block, and a NumPy view waits for it. What it cannot 
 that the bridge never saw. `record_stream` tells it of one.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,16 +16,15 @@ from rmm_managed_bridge.access import check_hand_over
 from rmm_managed_bridge.address import Address, address_of, extent_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.hints import handovers
-from rmm_managed_bridge.stream_use import hold, note_use
+from rmm_managed_bridge.layout import dtype_of, not_ours, require_device, require_host, require_ours, require_plain
+from rmm_managed_bridge.loans import Loan, hold, lend, note_use
 
 if TYPE_CHECKING:
     import cupy
     import torch
     import warp
 
-_HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 _WARP_DIMENSIONS = 4  # its ARRAY_MAX_DIMS
-_DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 
 def owns(x: Any) -> bool:
@@ -53,7 +53,7 @@ def record_stream(x: Any, stream: Any) -> None:
     ptr = address_of(x).ptr
     hold(ptr, stream)
     if not blocks.expose(ptr, streams.stream_handle(stream)):
-        raise ViewError(_not_ours(x))
+        raise ViewError(not_ours(x))
 
 
 def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
@@ -93,16 +93,11 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
             handovers.to_host(x, *extent_of(address, x.dtype.itemsize))
             blocks.synchronize(address.ptr)
         return x
-    dtype = _dtype_of(x, address)
+    dtype = dtype_of(x, address)
     if 0 in address.shape:
         return np.empty(address.shape, dtype)
-    _require_ours(x, address, dtype)
-    kind = blocks.kind_of(address.ptr)
-    if kind not in _HOST_ACCESSIBLE:
-        raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
-            "install(backend='managed', ...), or copy it"
-        )
+    require_ours(x, address, dtype)
+    require_host(x, address)
     note_use(x, address.ptr)
     handovers.to_host(x, *extent_of(address, dtype.itemsize))
     blocks.synchronize(address.ptr)
@@ -142,20 +137,13 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     check_hand_over(cupy.cuda.Device, x)
     if isinstance(x, cupy.ndarray):
         return x
-    address = address_of(x)
-    dtype = _dtype_of(x, address)
-    _require_plain(x, address, dtype, "CuPy")
+    address, dtype = _described(x, "CuPy")
     if 0 in address.shape:
         return cupy.empty(address.shape, dtype)
-    start, size_bytes = _require_ours(x, address, dtype)
-    device = _require_device(x, address)
+    start, size_bytes = require_ours(x, address, dtype)
+    device = require_device(x, address)
     with cupy.cuda.Device(device):
-        stream = streams.current_cupy_stream()
-        note_use(x, address.ptr)
-        hold(address.ptr, stream)
-        blocks.order(address.ptr, streams.stream_handle(stream))
-        handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
-        loan = _Loan(x, address.ptr, lambda: streams.current_cupy_stream(device))
+        loan = _lend(x, address, dtype, device, streams.current_cupy_stream)
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
         return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
@@ -187,9 +175,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     check_hand_over(warp.get_device, x)
     if isinstance(x, warp.array):
         return x
-    address = address_of(x)
-    dtype = _dtype_of(x, address)
-    _require_plain(x, address, dtype, "Warp")
+    address, dtype = _described(x, "Warp")
     if address.shape == ():
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
     if len(address.shape) > _WARP_DIMENSIONS:
@@ -202,31 +188,20 @@ def as_warp(x: Any) -> "warp.array[Any]":
         # It has no bytes, so no pool: it goes where the pool's arrays would.
         device = max((heap.device for heap in core.heaps() if not heap.retired), default=-1)
         return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
-    _require_ours(x, address, dtype)
+    require_ours(x, address, dtype)
     if blocks.kind_of(address.ptr) == "host":
-        return warp.array(
-            ptr=address.ptr,
-            dtype=warp_dtype,
-            shape=address.shape,
-            strides=address.strides,
-            capacity=extent_of(address, dtype.itemsize)[1],
-            device="cpu",
-            deleter=_Loan(x, address.ptr, None),
-        )
-    device = _require_device(x, address)
-    stream = streams.current_warp_stream(device)
-    note_use(x, address.ptr)
-    hold(address.ptr, stream)
-    blocks.order(address.ptr, streams.stream_handle(stream))
-    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
+        where, loan = "cpu", Loan(x, address.ptr, None)
+    else:
+        device = require_device(x, address)
+        where, loan = f"cuda:{device}", _lend(x, address, dtype, device, streams.current_warp_stream)
     return warp.array(
         ptr=address.ptr,
         dtype=warp_dtype,
         shape=address.shape,
         strides=address.strides,
         capacity=extent_of(address, dtype.itemsize)[1],
-        device=f"cuda:{device}",
-        deleter=_Loan(x, address.ptr, lambda: streams.current_warp_stream(device)),
+        device=where,
+        deleter=loan,
     )
 
 
@@ -252,16 +227,14 @@ def as_torch(x: Any) -> "torch.Tensor":
 
     Notes
     -----
-    Order and hints are as for `as_cupy`, on the stream that is PyTorch's current one on the device now. This goes through
-    ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
+    Order and hints are as for `as_cupy`, on the stream that is PyTorch's current one on the device now. This goes
+    through ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
     """
     torch = _import("torch")
     check_hand_over(torch.cuda.current_device, x)
     if isinstance(x, torch.Tensor):
         return x
-    address = address_of(x)
-    dtype = _dtype_of(x, address)
-    _require_plain(x, address, dtype, "PyTorch")
+    address, dtype = _described(x, "PyTorch")
     try:
         empty = torch.from_numpy(np.empty(0, dtype))
     except TypeError:
@@ -274,16 +247,11 @@ def as_torch(x: Any) -> "torch.Tensor":
         raise ViewError(
             "PyTorch has no negative strides, nor such that are no multiple of the item; copy the array first"
         )
-    _require_ours(x, address, dtype)
+    require_ours(x, address, dtype)
     if blocks.kind_of(address.ptr) == "host":
         return torch.from_numpy(np.asarray(_ArrayInterface(x, address, dtype)))
-    device = _require_device(x, address)
-    stream = streams.current_torch_stream(device)
-    note_use(x, address.ptr)
-    hold(address.ptr, stream)
-    blocks.order(address.ptr, streams.stream_handle(stream))
-    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, streams.stream_handle(stream))
-    loan = _Loan(x, address.ptr, lambda: streams.current_torch_stream(device))
+    device = require_device(x, address)
+    loan = _lend(x, address, dtype, device, streams.current_torch_stream)
     try:
         tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")
     except (RuntimeError, TypeError, ValueError) as error:
@@ -296,7 +264,7 @@ def as_torch(x: Any) -> "torch.Tensor":
 class _CudaArrayInterface:
     """What PyTorch makes a tensor from; the tensor keeps this, and this keeps the loan."""
 
-    def __init__(self, loan: "_Loan", address: Address) -> None:
+    def __init__(self, loan: Loan, address: Address) -> None:
         self._loan = loan
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -305,6 +273,22 @@ class _CudaArrayInterface:
             "strides": address.strides,
             "typestr": address.typestr,
         }
+
+
+def _described(x: Any, consumer: str) -> "tuple[Address, np.dtype[Any]]":
+    """Return where and what `x` is, if `consumer` can have such arrays."""
+    address = address_of(x)
+    dtype = dtype_of(x, address)
+    require_plain(x, address, dtype, consumer)
+    return address, dtype
+
+
+def _lend(x: Any, address: Address, dtype: "np.dtype[Any]", device: int, current_stream: Callable[[int], Any]) -> Loan:
+    """Order the framework's current stream after the work on the block, and give the hints that are in use there."""
+    loan = lend(x, address.ptr, lambda: current_stream(device))
+    stream = streams.stream_handle(current_stream(device))
+    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, stream)
+    return loan
 
 
 class _ArrayInterface:
@@ -322,26 +306,6 @@ class _ArrayInterface:
         }
 
 
-class _Loan:
-    """Keeps the source of a device view, and notes when the view goes which stream may still be using it."""
-
-    def __init__(self, source: Any, ptr: int, current_stream: Any) -> None:
-        self._source = source
-        self._ptr = ptr
-        self._current_stream = current_stream
-
-    def __call__(self, ptr: int, size_bytes: int) -> None:
-        """Do nothing: Warp's deleter. The bytes belong to the source."""
-
-    def __del__(self) -> None:
-        # The source's block may be freed right after this. During shutdown nothing is freed, so nothing need be noted.
-        if self._current_stream is None or core.phase() != "running":
-            return
-        stream = self._current_stream()
-        hold(self._ptr, stream)
-        blocks.expose(self._ptr, streams.stream_handle(stream))
-
-
 def _import(name: str) -> Any:
     import importlib
 
@@ -349,58 +313,3 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ViewError(f"{name} cannot be imported ({error}); install it to get its arrays") from None
-
-
-def _dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
-    if address.typestr == "":
-        raise ViewError(
-            f"{type(x).__name__} object has an address but does not show shape and dtype; pass an array (for a tensor "
-            "that requires gradients, x.detach(); for one on the CPU, x.numpy())"
-        )
-    if address.typestr[1:2] == "V" and isinstance(x, np.ndarray):
-        return np.dtype(x.dtype)
-    if address.typestr[1:2] == "V" and address.descr and any(field[0] for field in address.descr):
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(address.descr)
-        if dtype.itemsize != int(address.typestr[2:]):
-            raise ViewError(f"the fields of this {type(x).__name__} cannot be told from its interface; copy it instead")
-        return dtype
-    return np.dtype(address.typestr)
-
-
-def _require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
-    """Return (start, bytes) of the block that all of the array lies in."""
-    low, size_bytes = extent_of(address, dtype.itemsize)
-    block = blocks.block_of(low)
-    if block is None or low + size_bytes > block[0] + block[1]:
-        raise ViewError(_not_ours(x))
-    return block
-
-
-def _require_plain(x: Any, address: Address, dtype: "np.dtype[Any]", consumer: str) -> None:
-    if dtype.hasobject:
-        raise ViewError(f"{consumer} cannot hold Python objects; dtype {dtype} has them")
-    if not dtype.isnative:
-        raise ViewError(
-            f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})"
-        )
-    if address.readonly:
-        raise ViewError(
-            f"this {type(x).__name__} is read-only, which {consumer} cannot express; a view would let it be written"
-        )
-
-
-def _require_device(x: Any, address: Address) -> int:
-    kind, device = blocks.kind_of(address.ptr), blocks.device_of(address.ptr)
-    if kind not in _DEVICE_ACCESSIBLE or device is None or device < 0:
-        raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which no device reaches; call "
-            "install(backend='managed', initial_pool_size=...) on a machine with a GPU before the array is made"
-        )
-    return device
-
-
-def _not_ours(x: Any) -> str:
-    return (
-        f"this {type(x).__name__} does not lie in a live block of the bridge, so it cannot be shared without a copy; "
-        "make it while the bridge is installed for its framework (see status()), or copy it into an array that is"
-    )

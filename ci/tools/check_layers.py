@@ -14,9 +14,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("units",),
     ("records",),
     ("_native", "address", "config", "hugepages", "internal_files", "reinitialize", "state", "streams"),
-    ("forks", "stream_use", "traits"),
+    ("forks", "layout", "loans", "memory_notes", "traits"),
     ("access", "hints"),
-    ("ipc", "provenance", "resource", "survivors", "views"),
+    ("exports", "ipc", "provenance", "resource", "survivors", "views"),
     ("adapters", "pools", "reports"),
     ("install",),
     ("__init__",),  # below cli, which uses the public names as any other program does

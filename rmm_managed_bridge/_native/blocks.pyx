@@ -95,6 +95,12 @@ def order(uintptr_t ptr, uintptr_t stream):
 def synchronize(uintptr_t ptr):
     """Wait until device work on the block at `ptr` is finished. Releases the GIL while it waits."""
     cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
+    cdef CHeap* heap = heap_of(process, <const void*>ptr)
+    if refusal == Refusal.capturing and heap != NULL and heap.options().device_wait:
+        raise BridgeError(
+            f"the CPU cannot have the memory at {ptr:#x} now: this device does not share managed memory with the CPU while "
+            "it is busy, and waiting for all of it would destroy the capture that is going on; end the capture first"
+        )
     if refusal == Refusal.capturing:
         raise BridgeError(
             f"the memory at {ptr:#x} is used on a stream that is being captured: the CPU cannot wait for it; "

@@ -22,6 +22,8 @@ class NativeBridgeResource(UpstreamResourceAdaptor):
         settings: PoolSettings | None,
         kind: str,
         track: str,
+        hugepages: bool,
+        concurrent: bool,
     ) -> Self: ...
     @property
     def heap(self) -> core.Heap: ...

@@ -49,12 +49,13 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
     cdef readonly core.Heap heap
     cdef uint8_t framework
 
-    def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, object settings, str kind, str track):
+    def __cinit__(self, DeviceMemoryResource upstream_mr, *, bint ordered, int device, object settings, str kind,
+                  str track, bint hugepages, bint concurrent):
         cdef core.Heap heap = core.Heap.__new__(core.Heap)
         heap.attach(
             new_rmm_heap(
-                core.process, upstream_mr.get_mr(), ordered, device, core.pool_options(settings), KINDS.index(kind),
-                TRACKS.index(track),
+                core.process, upstream_mr.get_mr(), ordered, device, core.pool_options(settings, hugepages, concurrent),
+                KINDS.index(kind), TRACKS.index(track),
             ),
             kind, track, upstream_mr,
         )

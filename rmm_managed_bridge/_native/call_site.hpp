@@ -46,10 +46,10 @@ class CallSites {
   }
 
   // kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
-  std::uint32_t capture() noexcept {
+  std::uint32_t capture(PyThreadState* thread) noexcept {
     try {
       std::uint32_t site;
-      return innermost(site) ? site : walk();
+      return innermost(thread, site) ? site : walk();
     } catch (const std::bad_alloc&) {
       return kNative;
     }
@@ -59,16 +59,16 @@ class CallSites {
 
  private:
 #if PY_VERSION_HEX >= 0x030D0000
-  static _PyInterpreterFrame* current_frame() { return PyThreadState_Get()->current_frame; }
+  static _PyInterpreterFrame* frame_of(PyThreadState* thread) { return thread->current_frame; }
 #elif PY_VERSION_HEX >= 0x030C0000
-  static _PyInterpreterFrame* current_frame() { return PyThreadState_Get()->cframe->current_frame; }
+  static _PyInterpreterFrame* frame_of(PyThreadState* thread) { return thread->cframe->current_frame; }
 #endif
 
   // Most allocations come straight from the user's own function. Then the innermost frame is enough, and reading it in
   // place saves making a frame object for each call (100 ns). The accessors are PyUnstable_* since Python 3.12.
-  bool innermost(std::uint32_t& site) {
+  bool innermost(PyThreadState* thread, std::uint32_t& site) {
 #if PY_VERSION_HEX >= 0x030C0000
-    _PyInterpreterFrame* frame = current_frame();
+    _PyInterpreterFrame* frame = frame_of(thread);
     if (frame == nullptr) return false;
     PyObject* code = PyUnstable_InterpreterFrame_GetCode(frame);
     const bool found = PyCode_Check(code) && !internal(reinterpret_cast<PyCodeObject*>(code));
@@ -76,6 +76,7 @@ class CallSites {
     Py_DECREF(code);
     return found;
 #else
+    static_cast<void>(thread);
     static_cast<void>(site);
     return false;
 #endif
@@ -155,17 +156,31 @@ class Origin {
   bool tags_used = false;  // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
 
+  // The state of this thread while it holds the GIL, else null. Since Python 3.12 the current one is each thread's own.
+  static PyThreadState* holder() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked();
+#elif PY_VERSION_HEX >= 0x030C0000
+    return _PyThreadState_UncheckedGet();
+#else
+    return PyGILState_Check() ? PyThreadState_Get() : nullptr;
+#endif
+  }
+  static bool holds_gil() noexcept { return holder() != nullptr; }
+
   Provenance capture(std::uint8_t framework, Track track) noexcept {
     Provenance who;
     who.framework = framework;
     // After the interpreter has ended PyGILState_Check says yes to everybody, and the next call aborts.
-    if (track == Track::off || !process->running() || !PyGILState_Check()) return who;
+    if (track == Track::off || !process->running()) return who;
+    PyThreadState* const thread = holder();
+    if (thread == nullptr) return who;
     PyObject* tag = nullptr;
     if (tags_used && PyContextVar_Get(tag_variable, nullptr, &tag) == 0 && tag != nullptr) {
       who.tag = static_cast<std::uint32_t>(PyLong_AsLong(tag));
       Py_DECREF(tag);
     }
-    if (track == Track::sites) who.site = sites.capture();
+    if (track == Track::sites) who.site = sites.capture(thread);
     return who;
   }
 };

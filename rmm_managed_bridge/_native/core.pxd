@@ -163,6 +163,8 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         Milliseconds patience
         bool cautious
         bool alone
+        bool hugepages
+        bool device_wait
 
     cdef cppclass CHeap "rmm_bridge::Heap":
         void* allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept
@@ -190,7 +192,7 @@ cdef extern from "call_site.hpp" namespace "rmm_bridge":
 cdef CProcess* process
 cdef Origin* origin
 cdef uint8_t framework_number(str name) except? 255
-cdef PoolOptions pool_options(object options) except *
+cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent) except *
 cdef object failure(CHeap* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream)
 cdef object foreign(uintptr_t ptr, Freed freed)
 

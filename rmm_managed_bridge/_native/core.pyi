@@ -34,6 +34,7 @@ def host_heap(
     kind: str = "host",
     device: int = -1,
     ordered: bool = False,
+    concurrent: bool = True,
 ) -> Heap: ...
 
 @disjoint_base

@@ -34,7 +34,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
     void* retire_lane(CHeap* heap, unsigned short lane) except +
-    CHeap* new_host_heap(CProcess* process, int hugepages, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
+    CHeap* new_host_heap(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated
 
     void set_internal(Origin* origin, vector[string] prefixes) except +
@@ -392,9 +392,11 @@ cdef class Heap:
         )
 
 
-cdef PoolOptions pool_options(object options) except *:
+cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent) except *:
     """A `config.PoolSettings`, or None for the defaults, as the native pool takes it."""
     cdef PoolOptions native
+    native.hugepages = hugepages
+    native.device_wait = not concurrent
     native.limit_bytes = physical_bytes()
     if options is not None:
         if options.limit_bytes is not None:
@@ -410,12 +412,15 @@ cdef PoolOptions pool_options(object options) except *:
 
 
 def host_heap(*, bint hugepages=False, settings=None, str track="sites", str kind="host", int device=-1,
-              bint ordered=False):
-    """Return a heap on memory from `mmap`. `ordered`: with the ordering of `device`, for tests on a fake driver."""
+              bint ordered=False, bint concurrent=True):
+    """Return a heap on memory from `mmap`.
+
+    `ordered`: with the ordering of `device`, which is `concurrent` or not; for tests on a fake driver.
+    """
     cdef Heap heap = Heap.__new__(Heap)
     heap.attach(
         new_host_heap(
-            process, hugepages, pool_options(settings), KINDS.index(kind), TRACKS.index(track), device, ordered
+            process, pool_options(settings, hugepages, concurrent), KINDS.index(kind), TRACKS.index(track), device, ordered
         ),
         kind, track, None,
     )

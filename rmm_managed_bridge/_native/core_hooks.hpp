@@ -72,6 +72,15 @@ inline std::uint64_t failures(Process* process) { return process->failures.load(
 // The keeper may be giving memory back to an upstream in Python, which needs the GIL: call it without.
 inline void stop_keeper(Process* process) { process->keeper.stop(std::chrono::seconds(5)); }
 inline std::uint64_t damaged_blocks(Process* process) { return process->notices.damaged_count(); }
+inline std::int64_t advised_bytes(Process* process) { return process->hugepages.advised_bytes.load(); }
+inline std::uint64_t advice_calls(Process* process) { return process->hugepages.calls.load(); }
+inline std::uint64_t advice_failures(Process* process) { return process->hugepages.failures.load(); }
+
+// Asks this function instead of the kernel, for tests; null: the kernel again.
+inline void replace_madvise(Process* process, std::uintptr_t function) {
+  process->hugepages.function.store(function == 0 ? ::madvise : reinterpret_cast<HugepageAdvice::Function>(function));
+}
+
 inline constexpr std::uint64_t unstated = Heap::kUnstated;
 
 inline void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages) {
@@ -183,7 +192,7 @@ inline void* retire_lane(Heap* heap, unsigned short lane) {
   return owner;
 }
 
-inline Heap* new_host_heap(Process* process, int hugepages, const PoolOptions& options, int kind, int track, int device,
+inline Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
                            bool ordered) {
   CUcontext context = nullptr;
   if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
@@ -191,7 +200,7 @@ inline Heap* new_host_heap(Process* process, int hugepages, const PoolOptions& o
   if (options.alone) {
     upstream = std::make_unique<MallocUpstream>();
   } else {
-    upstream = std::make_unique<HostUpstream>(static_cast<Hugepages>(hugepages));
+    upstream = std::make_unique<HostUpstream>();
   }
   return new Heap(*process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, static_cast<std::uint8_t>(kind),
                   static_cast<Track>(track));

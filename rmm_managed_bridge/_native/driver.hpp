@@ -21,6 +21,7 @@ namespace rmm_bridge {
   X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")   \
   X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                         \
   X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                            \
+  X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                     \
   X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                              \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
   X(stream_create, cuStreamCreate, "cuStreamCreate")                           \

@@ -42,6 +42,12 @@ class Heap : public Pool, public Kept {
  public:
   static constexpr std::uint64_t kUnstated = std::numeric_limits<std::uint64_t>::max();
 
+  struct Found {
+    Span* span = nullptr;
+    Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
+    void* start = nullptr;
+  };
+
   Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
        const PoolOptions& options, int device, std::uint8_t kind, Track track)
       : Pool(process, std::move(upstream), driver, context, options),
@@ -92,9 +98,13 @@ class Heap : public Pool, public Kept {
   // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
   static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
                           const Provenance& who) noexcept {
-    if (ptr == nullptr) return Freed::done;
+    return ptr == nullptr ? Freed::done : deallocate(process, find(process, ptr), ptr, stated_bytes, stream, who);
+  }
+
+  // The same, for a caller that has looked the address up.
+  static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
+                          const CUstream* stream, const Provenance& who) noexcept {
     if (!process.running()) return Freed::ignored;
-    Found found = find(process, ptr);
     if (found.block == nullptr || found.start != ptr) {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
@@ -209,11 +219,6 @@ class Heap : public Pool, public Kept {
     return grant.ptr;
   }
 
-  struct Found {
-    Span* span = nullptr;
-    Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
-    void* start = nullptr;
-  };
   static Found find(Process& process, const void* ptr) noexcept {
     Found found;
     found.span = process.pages.find(ptr);
@@ -270,8 +275,8 @@ class Heap : public Pool, public Kept {
     if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
     // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
     const bool shown = request.side == Side::cpu && !stream.host();
-    Refusal refusal =
-        Pool::allocate(request.bytes, request.alignment, request.side, shown ? StreamRef{} : stream, grant);
+    static constexpr StreamRef kHost;  // not a temporary: copying one waits for the stores that have just made it
+    Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
     if (refusal == Refusal::none) {
       try {
         if (shown) expose(grant.block, grant.ptr, stream);

@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -69,6 +70,20 @@ struct Entry {
   std::uint32_t thread = 0;
   std::uint32_t holder = 0;
   std::uint32_t resized_count = 0;
+
+  // As `*this = other`, which the compiler does 16 bytes at a time: that waits for the stores of 8 bytes that have just made
+  // `other` (5 ns, a tenth of a pair).
+  void fill(const Entry& other) noexcept {
+    auto put = [](auto& field, auto value) { *const_cast<volatile std::remove_reference_t<decltype(field)>*>(&field) = value; };
+    put(ptr, other.ptr);
+    put(bytes, other.bytes);
+    put(serial, other.serial);
+    put(stream, other.stream);
+    put(time_ns, other.time_ns);
+    put(thread, other.thread);
+    put(holder, other.holder);
+    put(resized_count, other.resized_count);
+  }
 };
 static_assert(sizeof(Entry) <= 64, "an entry, its index and its slack stay under 128 bytes a live allocation");
 
@@ -86,7 +101,10 @@ class Ledger {
     Shard& shard = shards_[mine];
     const auto bytes = static_cast<std::int64_t>(entry.bytes);
     std::scoped_lock lock(shard.lock);
-    Holder& holder = shard.intern(key, epoch_.load(std::memory_order_relaxed));
+    if (shard.newest == nullptr || shard.newest->key != key) {
+      shard.newest = &shard.intern(key, epoch_.load(std::memory_order_relaxed));
+    }
+    Holder& holder = *shard.newest;
     const std::uint32_t slot = shard.take_slot();
     if (shard.next_serial == shard.last_serial) {
       shard.next_serial = serial_.fetch_add(kSerials, std::memory_order_relaxed);
@@ -94,7 +112,7 @@ class Ledger {
     }
     entry.serial = ++shard.next_serial;
     entry.holder = holder.index * kShards + mine;
-    shard.at(slot) = entry;
+    shard.at(slot).fill(entry);
     current_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     change(holder, bytes, 1);
     return (slot + 1) * kShards + mine;
@@ -260,6 +278,7 @@ class Ledger {
     std::uint64_t next_serial = 0;
     std::uint64_t last_serial = 0;
     std::deque<Holder> holders;
+    Holder* newest = nullptr;  // of the last entry: a program allocates at one place again and again
     std::vector<std::uint32_t> table;  // open addressing: holder index + 1
 
     Entry& at(std::uint32_t slot) { return chunks[slot / kChunk][slot % kChunk]; }

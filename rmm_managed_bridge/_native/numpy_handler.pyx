@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc
 from libc.string cimport memcpy, strcmp, strcpy
 
 from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin
+from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin, Refusal
 
 cimport numpy as cnp
 
@@ -23,7 +23,7 @@ cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
         void store(size_t size)
         size_t load()
 
-    cdef cppclass PlainMemory:
+    cdef cppclass PlainMemory "rmm_bridge::PlainMemory<rmm_bridge::Origin>":
         void* context
         void* (*malloc)(void*, size_t) noexcept
         void* (*calloc)(void*, size_t, size_t) noexcept
@@ -31,7 +31,7 @@ cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
         void (*free)(void*, void*, size_t) noexcept
         bint numpys_own
 
-    cdef cppclass NumpyGuest:
+    cdef cppclass NumpyGuest "rmm_bridge::PythonGuest":
         CProcess* process
         Origin* origin
         uint8_t framework
@@ -39,10 +39,17 @@ cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
         AtomicSize least_bytes
         PlainMemory plain
 
-    void* numpy_malloc(void* context, size_t size_bytes) noexcept
-    void* numpy_calloc(void* context, size_t count, size_t each) noexcept
-    void* numpy_realloc(void* context, void* ptr, size_t size_bytes) noexcept
-    void numpy_free(void* context, void* ptr, size_t size_bytes) noexcept
+    void* numpy_malloc "rmm_bridge::PythonEntries::malloc"(void* context, size_t size_bytes) noexcept
+    void* numpy_calloc "rmm_bridge::PythonEntries::calloc"(void* context, size_t count, size_t each) noexcept
+    void* numpy_realloc "rmm_bridge::PythonEntries::realloc"(void* context, void* ptr, size_t size_bytes) noexcept
+    void numpy_free "rmm_bridge::PythonEntries::free"(void* context, void* ptr, size_t size_bytes) noexcept
+
+    cdef cppclass RefusedRequest:
+        CHeap* heap
+        size_t bytes
+        Refusal refusal
+
+    RefusedRequest take_refused_request() noexcept
 
 
 cdef extern from "numpy/arrayobject.h":
@@ -177,6 +184,14 @@ def default_handler():
     if _default is None:
         _default = DefaultHandler()
     return _default
+
+
+def take_refusal():
+    """Return (size in bytes, error) of this thread's newest request that a heap refused, once; None if there is none."""
+    cdef RefusedRequest refused = take_refused_request()
+    if refused.heap == NULL:
+        return None
+    return refused.bytes, core.failure(refused.heap, refused.refusal, refused.bytes, 0)
 
 
 def current():

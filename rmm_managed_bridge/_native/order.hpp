@@ -81,6 +81,18 @@ class EventPool {
     return driver_.event_synchronize(event->handle) == CUDA_SUCCESS;
   }
 
+  // For the whole device. It destroys every capture in the context: see Pool::synchronize_device.
+  bool synchronize_device() const {
+    DriverScope scope(&driver_, context_);
+    return driver_.ctx_synchronize() == CUDA_SUCCESS;
+  }
+
+  // True while a blocking stream of this context is being captured, whoever's it is.
+  bool legacy_is_blocked() const {
+    DriverScope scope(&driver_, context_);
+    return capture_status(nullptr) != CU_STREAM_CAPTURE_STATUS_NONE;
+  }
+
   bool stream_waits(const StreamRef& stream, const EventRef& event) const {
     DriverScope scope(&driver_, context_);
     if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return false;

@@ -43,6 +43,7 @@ struct Grant {
   Block* block = nullptr;
   bool zeroed = false;
   bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
+  Advice advice;     // still to be given for its memory: see Pool::Advising
 };
 
 // What a pool is told when it is made. The defaults bound nothing.
@@ -55,6 +56,8 @@ struct PoolOptions {
   // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
   bool cautious = true;
   bool alone = false;  // debug mode: see pool_alone.hpp
+  bool hugepages = false;    // large CPU blocks are advised to use huge pages
+  bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
 };
 
 struct PoolNumbers {
@@ -118,6 +121,7 @@ class Pool : public ForkLocks {
                                : alignment <= unit ? size_class(bytes, unit)
                                                    : aligned_class(bytes, alignment, unit);
       if (take_front(wanted, side, stream, out)) return Refusal::none;
+      const Advising advising{*this, out};
       Want want{wanted, side, ready_lane(side), alignment, true};
       {
         std::scoped_lock lock(lock_);
@@ -281,6 +285,13 @@ class Pool : public ForkLocks {
     std::uint16_t lane_;
   };
 
+  // Gives a grant's advice when the allocation is over and no lock is held.
+  struct Advising {
+    Pool& pool;
+    Grant& grant;
+    ~Advising() { pool.advise(grant); }
+  };
+
   template <typename Body>
   std::invoke_result_t<Body> with_lock(Body body) {
     std::scoped_lock lock(lock_);
@@ -313,6 +324,7 @@ class Pool : public ForkLocks {
   // Takes the lock itself. In pool_blocks.hpp:
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
+  void advise(const Grant& grant) noexcept;
 
   // In heap.hpp, which knows whose the block was.
   virtual void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
@@ -343,6 +355,7 @@ class Pool : public ForkLocks {
   Refusal wait_for(const std::vector<EventRef>& events);
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
+  Refusal synchronize_device();
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
   EventRef oldest_event();
   bool wait_a_while(const Want& want, Grant& out);

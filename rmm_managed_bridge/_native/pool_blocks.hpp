@@ -51,6 +51,7 @@ inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   span->fresh_index = 1;
   if (span->block_count > 1) filling_[static_cast<int>(want.side)][want.size.index] = span;
   hand_out(span->base, span, 0, want, span->zeroed, out);
+  out.advice = span->chunk->advised.settle(span->base, span->bytes, want.size.bytes >= kLeastAdvised, process_.hugepages);
   return true;
 }
 
@@ -79,7 +80,7 @@ inline void Pool::hand_out(char* ptr, Span* span, std::uint32_t index, const Wan
   if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
   used_bytes_ += span->block_bytes;
   ++live_count_;
-  out = {ptr, span, block, zeroed, want.held};
+  out = {ptr, span, block, zeroed, want.held, {}};
 }
 
 inline void Pool::put(Lane& lane, const Span* span, char* ptr) {
@@ -134,6 +135,12 @@ inline void Pool::release_idle_slabs(Side side) {
   }
 }
 
+inline void Pool::advise(const Grant& grant) noexcept {
+  if (grant.advice.bytes == 0 || process_.hugepages.give(grant.advice)) return;
+  std::scoped_lock lock(lock_);
+  grant.span->chunk->advised.failed(grant.advice, process_.hugepages);
+}
+
 inline bool Pool::grow(const Want& want, Grant& out) {
   if (options_.alone) return grow_alone(want, out);
   const std::size_t usual = span_bytes_for(want.size.bytes);
@@ -170,6 +177,7 @@ inline bool Pool::add_piece(std::size_t bytes, Side side) {
       chunk->base = reinterpret_cast<char*>(aligned);
       try {
         process_.pages.reserve(chunk->base, bytes);
+        if (options_.hugepages && side == Side::cpu) chunk->advised.cover(chunk->base, bytes);
         std::scoped_lock lock(lock_);
         heap(side).add_chunk(chunk.get(), this, gives_zeros_);
         chunk.release();

@@ -50,7 +50,7 @@ inline bool Pool::take_front(const SizeClass& size, Side side, const StreamRef& 
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(lane->index, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
-  out = {ptr, span, block, false, true};
+  out = {ptr, span, block, false, true, {}};
   return true;
 }
 

@@ -19,6 +19,7 @@ inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream)
 
 inline Refusal Pool::synchronize(Block* block, const char* ptr) {
   if (driver_ == nullptr) return Refusal::none;
+  if (options_.device_wait) return synchronize_device();
   std::vector<EventRef> events;
   const Refusal refusal = events_of(block, ptr, events, options_.cautious);
   return refusal == Refusal::none ? wait_for(events) : refusal;
@@ -101,6 +102,24 @@ inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<
   std::scoped_lock lock(lock_);
   release(lanes);
   return refusal;
+}
+
+// The one context-wide call, for devices without concurrentManagedAccess. Any capture in the context would be destroyed, so
+// it is refused while a stream takes part in one that the bridge knows of.
+inline Refusal Pool::synchronize_device() {
+  std::vector<std::uint16_t> lanes;
+  with_lock([&] {
+    lanes_.for_each_stream([&](const Lane& lane) { if (lane.owned) lanes.push_back(lane.index); });
+    hold(lanes);
+  });
+  bool capturing = events_->legacy_is_blocked();
+  for (std::uint16_t index : lanes) {
+    capturing = capturing || events_->capture_status(lanes_.at(index).stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE;
+  }
+  with_lock([&] { release(lanes); });
+  if (capturing) return Refusal::capturing;
+  WithoutGil without(process_);
+  return events_->synchronize_device() ? Refusal::none : Refusal::bad_stream;
 }
 
 // Takes a whole bin of another lane: one event and one wait serve all its blocks.

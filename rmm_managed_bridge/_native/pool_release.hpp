@@ -54,6 +54,7 @@ inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
   WithoutGil without(process_);
   std::size_t bytes = 0;
   for (Chunk* chunk : chunks) {
+    if (const Advice advice = chunk->advised.end(process_.hugepages); advice.bytes != 0) process_.hugepages.give(advice);
     bytes += chunk->upstream_bytes;
     upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
     delete chunk;

@@ -18,6 +18,7 @@
 #include "driver.hpp"
 #include "hint_table.hpp"
 #include "history.hpp"
+#include "hugepages.hpp"
 #include "keeper.hpp"
 #include "ledger.hpp"
 #include "notices.hpp"
@@ -50,6 +51,7 @@ struct Process {
   Keeper keeper;
   Driver driver;
   HintTable hints;
+  HugepageAdvice hugepages;
   std::atomic<Phase> phase{Phase::running};
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};

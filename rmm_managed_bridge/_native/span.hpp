@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "hugepages.hpp"
 #include "page_map.hpp"
 
 namespace rmm_bridge {
@@ -26,6 +27,7 @@ struct Chunk {  // one piece from upstream
   char* upstream_base = nullptr;  // what upstream gave, before aligning to a granule
   std::size_t upstream_bytes = 0;
   Side side = Side::cpu;
+  AdvisedPages advised;
 };
 
 struct Block {

@@ -15,21 +15,27 @@ namespace rmm_bridge {
 
 class SpinLock {
  public:
-  void lock() noexcept {
-    for (int pauses = 1, spins = 0; taken_.exchange(true, std::memory_order_acquire);) {
-      // Reading until it looks free keeps the line shared; growing pauses keep waiters from all trying at once.
-      while (taken_.load(std::memory_order_relaxed)) {
-        for (int pause = 0; pause < pauses; ++pause) relax();
-        pauses = std::min(2 * pauses, kLongestPause);
-        if (++spins > kSpins) std::this_thread::yield();
-      }
-    }
+  [[gnu::always_inline]] void lock() noexcept {
+    if (taken_.exchange(true, std::memory_order_acquire)) [[unlikely]] wait();
   }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
  private:
   static constexpr int kLongestPause = 16;
   static constexpr int kSpins = 500;  // 10 to 100 us: by then the holder has lost its processor
+
+  [[gnu::noinline]] void wait() noexcept {
+    int pauses = 1, spins = 0;
+    do {
+      // Reading until it looks free keeps the line shared; growing pauses keep waiters from all trying at once.
+      while (taken_.load(std::memory_order_relaxed)) {
+        for (int pause = 0; pause < pauses; ++pause) relax();
+        pauses = std::min(2 * pauses, kLongestPause);
+        if (++spins > kSpins) std::this_thread::yield();
+      }
+    } while (taken_.exchange(true, std::memory_order_acquire));
+  }
+
   static void relax() noexcept {
 #if defined(__x86_64__)
     _mm_pause();

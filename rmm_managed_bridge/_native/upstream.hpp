@@ -22,13 +22,9 @@ class Upstream {
   virtual std::size_t chunk_bytes() const noexcept = 0;
 };
 
-enum class Hugepages : int { never, always };
-
 // Anonymous memory straight from the kernel: no CUDA call at all.
 class HostUpstream final : public Upstream {
  public:
-  explicit HostUpstream(Hugepages hugepages) : hugepages_(hugepages) {}
-
   void* allocate(std::size_t bytes) noexcept override {
     // Twice the alignment is reserved and the ends cut off, so that slabs start on a huge page.
     const std::size_t padded = bytes + kAlignment;
@@ -40,9 +36,7 @@ class HostUpstream final : public Upstream {
     if (const std::uintptr_t end = aligned + bytes; end != start + padded) {
       ::munmap(reinterpret_cast<void*>(end), start + padded - end);
     }
-    auto* base = reinterpret_cast<void*>(aligned);
-    if (hugepages_ == Hugepages::always) ::madvise(base, bytes, MADV_HUGEPAGE);
-    return base;
+    return reinterpret_cast<void*>(aligned);
   }
 
   void deallocate(void* ptr, std::size_t bytes) noexcept override { ::munmap(ptr, bytes); }
@@ -51,7 +45,6 @@ class HostUpstream final : public Upstream {
 
  private:
   static constexpr std::uintptr_t kAlignment = std::uintptr_t{2} << 20;
-  Hugepages hugepages_;
 };
 
 // From the C library, in pieces of any size: for debug mode, since AddressSanitizer knows where those end.

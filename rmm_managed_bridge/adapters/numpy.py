@@ -1,6 +1,7 @@
 """NumPy: a native data-memory handler (NEP 49), for the whole process or set in the current context."""
 
 import contextvars
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from rmm_managed_bridge._native import blocks, core, numpy_handler
 from rmm_managed_bridge.errors import ConfigError, FrameworkError, InstallError
+from rmm_managed_bridge.memory_notes import MemoryNotes
 
 OLDEST = (2, 1)
 _HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
@@ -36,11 +38,14 @@ class NumpyAdapter:
         self._scope = scope
         self._handler = numpy_handler.default_handler() if scope == "process" else numpy_handler.NumpyHandler()
         self._before: Any = None
+        self._hooked_here = False
+        self._notes = MemoryNotes()
 
     def hook(self) -> None:
         """Set the handler and check that it works; on failure NumPy is as before."""
         if self._scope == "context":
             self._before = numpy_handler.set_current(self._handler.capsule)
+            self._hooked_here = True
         self._handler.use(self._heap, self._least_bytes)
         try:
             if self._scope == "context":
@@ -49,9 +54,9 @@ class NumpyAdapter:
                 contextvars.Context().run(self._check)  # this context may have a handler of its own, and keeps it
         except BaseException:
             self._handler.use(None)
-            if self._scope == "context":
-                numpy_handler.set_current(self._before)
+            self._put_back()
             raise
+        self._notes.put_on()
 
     def _check(self) -> None:
         probe = np.empty(max(self._least_bytes, 1), "u1")
@@ -69,17 +74,40 @@ class NumpyAdapter:
         any thread and context.
         """
         self._handler.use(None)
+        self._notes.take_off()
         if isinstance(self._handler, numpy_handler.DefaultHandler):
             if self._handler.taken_over:
                 return None
             return "NumPy's own handler was replaced by somebody else since, and was left as it is"
+        return self._put_back()
+
+    def _put_back(self) -> str | None:
+        """Leave the context that `hook` was called in, unless that was done."""
+        if not self._hooked_here:
+            return None
+        self._hooked_here = False
+        return self._leave(self._before)
+
+    def _leave(self, before: Any) -> str | None:
         if numpy_handler.current() is not self._handler.capsule:
             return (
                 "the NumPy handler of this context is not the bridge's (another was set since, or this is another "
                 "context) and was left as it is"
             )
-        numpy_handler.set_current(self._before)
+        numpy_handler.set_current(before)
         return None
+
+    def enter_block(self, *, hooked_it: bool) -> Callable[[], str | None]:
+        """Reach the context of a ``with`` block too, in ``"context"`` scope. Return what leaves it, or why not.
+
+        `hooked_it`: the block has just called `hook`.
+        """
+        if self._scope == "process":
+            return lambda: None
+        if hooked_it:
+            return self._put_back
+        before = numpy_handler.set_current(self._handler.capsule)
+        return lambda: self._leave(before)
 
     def move(self, heap: core.Heap) -> None:
         """From now on allocate from another heap."""

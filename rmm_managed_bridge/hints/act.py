@@ -12,7 +12,7 @@ from rmm_managed_bridge.hints import driver, pages
 from rmm_managed_bridge.hints.driver import DriverRefusedError, NoLibraryError, Range
 from rmm_managed_bridge.hints.results import HintResult, HintSkip
 from rmm_managed_bridge.hints.targets import Target, state_of, user_of
-from rmm_managed_bridge.stream_use import hold, note_use
+from rmm_managed_bridge.loans import hold, note_use
 
 
 @dataclass(frozen=True)

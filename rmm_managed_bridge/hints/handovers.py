@@ -11,7 +11,7 @@ from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.hints import act, policy, tally
 from rmm_managed_bridge.hints.act import Advice
 from rmm_managed_bridge.hints.targets import Target, user_of
-from rmm_managed_bridge.stream_use import hold
+from rmm_managed_bridge.loans import hold
 
 # Prefetching home moves whole arrays at 9.5 to 12 GB/s, faults move what is touched at 3.4 (docs/design/measured.md).
 # Below this size the difference is under a millisecond, and reading a few elements is more likely.

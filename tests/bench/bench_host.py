@@ -4,6 +4,7 @@ python tests/bench/bench_host.py
 """
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,29 @@ def numpy_rows() -> list[Row]:
             ours.append([best_ns(work, count, 5) for _, work, count, _ in works])
     best = zip(works, map(min, zip(*ours, strict=True)), map(min, zip(*theirs, strict=True)), strict=True)
     return [Row(name, mine, "NumPy's own", plain, goal) for (name, _, _, goal), mine, plain in best]
+
+
+def first_touch_rows() -> list[Row]:
+    """Fill 1 GiB of memory that nobody has touched yet."""
+    count = 1 << 30
+    times: dict[str, float] = {}
+    for mode in ("NumPy's own", "never", "always") * ROUNDS:
+        if mode == "NumPy's own":
+            time_ns = _fill_ns(count)
+        else:
+            with bridge.installed("host", frameworks=["numpy"], hugepages=mode):
+                time_ns = _fill_ns(count)
+        times[mode] = min(time_ns, times.get(mode, time_ns))
+    plain = times.pop("NumPy's own")
+    return [
+        Row(f"fill 1 GiB, hugepages={mode!r}", time_ns, "NumPy's own", plain, None) for mode, time_ns in times.items()
+    ]
+
+
+def _fill_ns(count: int) -> float:
+    start = time.perf_counter_ns()
+    np.empty(count, "u1").fill(1)
+    return float(time.perf_counter_ns() - start)
 
 
 def ledger_rows() -> list[Row]:
@@ -72,5 +96,6 @@ def lookup_rows() -> list[Row]:
 if __name__ == "__main__":
     core.set_internal_files([str(Path(np.__file__).parent)])
     print_rows("NumPy on the host backend, call sites on", numpy_rows())
+    print_rows("First touch", first_touch_rows())
     print_rows("What tracking costs", ledger_rows())
     print_rows("Looking up", lookup_rows())

@@ -37,9 +37,10 @@ def print_rows(title: str, rows: list[Row]) -> None:
     for row in rows:
         goal = "" if row.goal is None else f"{row.goal:.2f}"
         verdict = "" if row.goal is None else "reached" if row.ratio <= row.goal else "not reached"
-        table.add_row(row.work, _time(row.ours_ns), row.peer, _time(row.peer_ns), f"{row.ratio:.2f}", goal, verdict)
+        table.add_row(row.work, as_time(row.ours_ns), row.peer, as_time(row.peer_ns), f"{row.ratio:.2f}", goal, verdict)
     Console(width=140).print(table)
 
 
-def _time(ns: float) -> str:
+def as_time(ns: float) -> str:
+    """Return nanoseconds as text with a unit."""
     return f"{ns:.0f} ns" if ns < 1e4 else f"{ns / 1e3:.1f} us" if ns < 1e7 else f"{ns / 1e6:.1f} ms"

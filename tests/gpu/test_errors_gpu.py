@@ -23,8 +23,9 @@ def test_out_of_memory_is_each_frameworks_own(small, cupy, warp, rmm_pool) -> No
         cupy.empty(128 << 20, "u1")
     with pytest.raises(MemoryError, match="cannot allocate 128 MiB"):
         warp.empty(128 << 20, dtype=warp.uint8, device="cuda:0")
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError, match=r"Unable to allocate 128\. MiB") as caught:
         np.empty(128 << 20, "u1")
+    assert caught.value.__notes__[0].startswith("cannot allocate 128 MiB: 1.00 MiB live")
     with pytest.raises(MemoryError):
         rmm_pool.DeviceBuffer(size=128 << 20)
     for make in (

@@ -18,7 +18,14 @@ class Bench:
     """A heap on one device of the fake, and the streams and blocks that a test has there."""
 
     def __init__(
-        self, fake: FakeCuda, *, device: int = 0, limit_bytes: int = EVERYTHING, track: str = "sites", **settings: Any
+        self,
+        fake: FakeCuda,
+        *,
+        device: int = 0,
+        limit_bytes: int = EVERYTHING,
+        track: str = "sites",
+        concurrent: bool = True,
+        **settings: Any,
     ) -> None:
         """`settings`: further fields of `PoolSettings`."""
         from rmm_managed_bridge._native import blocks, core, ledger
@@ -31,6 +38,7 @@ class Bench:
             kind="managed",
             settings=PoolSettings(limit_bytes=limit_bytes, **settings),
             track=track,
+            concurrent=concurrent,
         )
         self.owners: dict[Stream, Owner] = {}
         self.live: dict[int, tuple[int, Stream | None]] = {}

@@ -48,6 +48,35 @@ class CFunctionAllocator:
         return MemoryPointer(self._owner, size_bytes, 0)
 
 
+class UnownedMemory:
+    """Memory of somebody else's, whose owner it keeps."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class OffsetPointer:
+    """`cupy.cuda.MemoryPointer`: a place in memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array that knows where it lies."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: OffsetPointer, strides: Any = None) -> None:
+        self.shape, self.dtype, self.data = shape, dtype, memptr
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "descr": dtype.descr,
+            "data": (memptr.ptr, False),
+            "strides": strides,
+        }
+
+
 class Stream:
     """CuPy's null stream."""
 
@@ -57,27 +86,6 @@ class Stream:
 def default_allocator(size_bytes: int) -> Any:
     """CuPy's own pool; nothing here asks it for memory."""
     raise AssertionError(f"CuPy's own pool was asked for {size_bytes} bytes")
-
-
-class UnownedMemory:
-    """Memory of somebody else, which its owner keeps."""
-
-    def __init__(self, ptr: int, size_bytes: int, owner: object, device: int) -> None:
-        self.ptr, self.size_bytes, self.owner, self.device = ptr, size_bytes, owner, device
-
-
-class ndarray:  # noqa: N801 - CuPy's name
-    """An array over such memory, as far as the bridge looks at one."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: tuple[UnownedMemory, int], strides: Any) -> None:
-        self.data = types.SimpleNamespace(ptr=memory[0].ptr + memory[1], mem=memory[0])
-        self.__cuda_array_interface__ = {
-            "data": (self.data.ptr, False),
-            "shape": shape,
-            "strides": strides,
-            "typestr": dtype.str,
-            "version": 3,
-        }
 
 
 ndarray.__module__ = "cupy"  # by which the bridge knows whose stream it is on
@@ -95,6 +103,7 @@ class StubCupy:
         self._allocator: Any = default_allocator
         self._thread = threading.local()
         self.stream = Stream()
+        self.ndarray = ndarray
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True,
             get_allocator=self.get_allocator,
@@ -102,13 +111,12 @@ class StubCupy:
             using_allocator=self.using_allocator,
             get_current_stream=lambda device=0: self.stream,  # which a test may replace
             CFunctionAllocator=CFunctionAllocator,
+            Device=lambda device: nullcontext(),
+            UnownedMemory=UnownedMemory,
+            MemoryPointer=OffsetPointer,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             runtime=types.SimpleNamespace(getDevice=lambda: 0, ipcGetMemHandle=ipc_get_mem_handle),
-            Device=lambda number: nullcontext(),
-            UnownedMemory=UnownedMemory,
-            MemoryPointer=lambda memory, offset: (memory, offset),
         )
-        self.ndarray = ndarray
 
     def get_allocator(self) -> Any:
         mine = getattr(self._thread, "allocator", None)

@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
   process.driver.ctx_push(context);
   PoolOptions options;
   options.limit_bytes = std::size_t{1} << 31;
-  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(Hugepages::never), &process.driver, context,
+  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context,
                          options, 0, 1, Track::counters);
   std::vector<CUstream> streams(2 * threads);
   for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);

@@ -1,4 +1,4 @@
-"""Threads on the real pool under the sanitizers: stress.cpp, linked to nothing of Python."""
+"""Threads on the real pool, and on NumPy's functions over it, under the sanitizers: programs without Python."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ from helpers.fake_cuda import UNITS, cuda_include
 
 NATIVE = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native"
 SANITIZERS = {"threads": "thread", "addresses": "address,undefined"}
+LONG = os.environ.get("BRIDGE_STRESS_STEPS")  # 20000 and more; each test has a short form for CI
 
 
 def compile_with(sanitizer: str, sources: list[Path], out: Path, *flags: str) -> None:
@@ -18,20 +19,33 @@ def compile_with(sanitizer: str, sources: list[Path], out: Path, *flags: str) ->
     subprocess.run([*command, *map(str, sources), "-o", str(out), "-pthread", "-ldl"], check=True)
 
 
-@pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
+def run(program: Path, *arguments: str) -> None:
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [str(program), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=None if LONG else 250,
+    )
+    assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]
+
+
+pytestmark = pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
+
+
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_threads_share_the_pool_without_a_race(sanitizer: str, tmp_path: Path) -> None:
     library, program = tmp_path / "libfake.so", tmp_path / "stress"
     compile_with(SANITIZERS[sanitizer], UNITS, library, "-shared", "-fPIC")
     compile_with(SANITIZERS[sanitizer], [Path(__file__).with_name("stress.cpp")], program)
-    steps = os.environ.get("BRIDGE_STRESS_STEPS", "4000")
-    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run(
-        [str(program), str(library), "4", steps],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=250,
-    )
-    assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]
+    run(program, str(library), "4", LONG or "4000")
+
+
+@pytest.mark.behaviour("N8")
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_threads_call_numpys_functions_without_a_race(sanitizer: str, tmp_path: Path) -> None:
+    program = tmp_path / "handler_stress"
+    compile_with(SANITIZERS[sanitizer], [Path(__file__).with_name("handler_stress.cpp")], program)
+    run(program, "16", LONG or "1500")

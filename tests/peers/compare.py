@@ -3,6 +3,9 @@
 python tests/peers/compare.py numpy                      # a selection, less than a minute
 python tests/peers/compare.py numpy --full               # all that `numpy.test()` runs
 python tests/peers/compare.py cupy warp rmm --sources DIR   # on a GPU; the READMEs here say how DIR is made
+python tests/peers/compare.py numpy --full --jobs 4 --backend managed --pool 3GiB   # on a GPU
+
+With several jobs the test files are dealt out to as many processes on each side, which share the pool's size equally.
 """
 
 import argparse
@@ -11,9 +14,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rmm_managed_bridge.units import parse_bytes
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -48,10 +54,10 @@ class Difference:
 
 
 def start(
-    suite: Suite, tests: Sequence[str], backend: str, sources: Path | None, folder: Path
+    suite: Suite, tests: Sequence[str], backend: str, sources: Path | None, folder: Path, pool_bytes: int = 0
 ) -> tuple["subprocess.Popen[str]", Path]:
     """Start the tests in `folder`, away from this project's pytest settings."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     path = folder / "outcomes.jsonl"
     root = suite.root(sources)
     paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -61,6 +67,7 @@ def start(
         "PEERS_BACKEND": backend,
         "PEERS_FRAMEWORKS": ",".join(suite.frameworks),
         "PEERS_OUTCOMES": str(path),
+        "PEERS_POOL": str(pool_bytes or ""),
         "PEERS_SOURCES": "" if sources is None else str(sources),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(folder), "-p", "outcomes"]
@@ -84,27 +91,76 @@ def read(path: Path) -> Run:
     return run
 
 
+def deal(root: Path, tests: Sequence[str], jobs: int) -> list[list[str]]:
+    """Deal the tests out to `jobs` processes, whole files, the largest first to whom has least."""
+    if jobs == 1:
+        return [list(tests)]
+    files = {
+        str(path.relative_to(root)): path.stat().st_size
+        for test in tests
+        for path in ([root / test] if (root / test).is_file() else sorted((root / test).rglob("test_*.py")))
+    }
+    hands: list[list[str]] = [[] for _ in range(jobs)]
+    weights = [0] * jobs
+    for file in sorted(files, key=lambda file: -files[file]):
+        least = weights.index(min(weights))
+        hands[least].append(file)
+        weights[least] += files[file]
+    return [sorted(hand) for hand in hands if hand]
+
+
 def run_both(
-    suite: Suite, tests: Sequence[str], backend: str, timeout: float, sources: Path | None = None
+    suite: Suite,
+    tests: Sequence[str],
+    backend: str,
+    timeout: float,
+    sources: Path | None = None,
+    jobs: int = 1,
+    pool_bytes: int = 0,
 ) -> tuple[Run, Run]:
     """Run the tests without and with the bridge: side by side on the host, one after the other on a GPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = []
+    with tempfile.TemporaryDirectory() as name:
+        hands = deal(suite.root(sources), tests, jobs)
+        sides: list[list[tuple[subprocess.Popen[str], Path]]] = []
+        deadline = time.monotonic() + timeout
+
+        def wait() -> None:
+            for process, _ in [each for side in sides for each in side]:
+                process.wait(max(deadline - time.monotonic(), 0))
+
         try:
-            for each in ("", backend):
-                started.append(start(suite, tests, each, sources, Path(folder) / (each or "plain")))
+            for side in ("", backend):
+                folder = Path(name) / (side or "plain")
+                sides.append(
+                    [
+                        start(suite, hand, side, sources, folder / str(number), pool_bytes // len(hands))
+                        for number, hand in enumerate(hands)
+                    ]
+                )
                 if backend != "host":
-                    started[-1][0].wait(timeout / 2)
-            for process, _ in started:
-                process.wait(timeout)
+                    wait()
+            wait()
         except subprocess.TimeoutExpired:
-            pass  # the run has no end then
+            pass  # what has not ended is told by what it has not written
         finally:
-            for process, _ in started:
+            for process, _ in [each for side in sides for each in side]:
                 process.kill()
                 process.wait()
-        runs = [read(path) for _, path in started]
+        runs = [together([read(path) for _, path in each]) for each in sides]
     return runs[0], runs[1] if len(runs) > 1 else Run()
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Return the runs of one side as one, which has ended if each of them has."""
+    whole = Run(output="\n".join(run.output for run in runs if not run.end))
+    for run in runs:
+        for test, outcomes in run.outcomes.items():
+            whole.outcomes.setdefault(test, []).extend(outcomes)
+    if all(run.end for run in runs):
+        whole.end = dict(runs[0].end)
+        for name in ("blocks", "wrong_frees"):
+            whole.end[name] = sum(int(str(run.end.get(name, 0))) for run in runs)
+    return whole
 
 
 def differences(plain: Run, bridged: Run) -> list[Difference]:
@@ -123,9 +179,11 @@ def explained(suite: Suite) -> dict[str, str]:
     return {test.strip(): reason.strip() for test, _, reason in (line.partition(" | ") for line in lines)}
 
 
-def compare(suite: Suite, tests: Sequence[str], backend: str, timeout: float, sources: Path | None) -> bool:
+def compare(
+    suite: Suite, tests: Sequence[str], backend: str, timeout: float, sources: Path | None, jobs: int, pool_bytes: int
+) -> bool:
     """Compare, print, and return True if nothing differs that is not explained."""
-    plain, bridged = run_both(suite, tests, backend, timeout, sources)
+    plain, bridged = run_both(suite, tests, backend, timeout, sources, jobs, pool_bytes)
     reasons = explained(suite)
     found = differences(plain, bridged)
     for each in found:
@@ -145,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", help="of the bridge (default: host for numpy, else managed)")
     parser.add_argument("--sources", type=Path, help="where the tests of cupy, warp and rmm are")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for both runs of a suite together")
+    parser.add_argument("--jobs", type=int, default=1, help="processes on each side (default: 1)")
+    parser.add_argument("--pool", default="2GiB", help="size of a side's managed pools together (default: 2GiB)")
     parser.add_argument("--tests", nargs="*", help="paths instead of the selection, for one suite")
     given = parser.parse_args(arguments)
     verdicts = {}
@@ -152,7 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite = SUITES[name]
         tests = given.tests or (suite.full if given.full else suite.tests)
         sources = None if given.sources is None else given.sources.resolve()
-        verdicts[name] = compare(suite, tests, given.backend or suite.backend, given.timeout, sources)
+        backend = given.backend or suite.backend
+        pool_bytes = 0 if backend == "host" else parse_bytes(given.pool, "--pool")
+        verdicts[name] = compare(suite, tests, backend, given.timeout, sources, given.jobs, pool_bytes)
     for name, good in verdicts.items():
         print(f"{name}: {'nothing differs that is not explained' if good else 'DIFFERENT, or a run did not end well'}")
     return 0 if all(verdicts.values()) else 1

@@ -2,7 +2,8 @@
 
 For each test it writes one line of JSON with the test's id and its outcome, and in the end one with totals.
 Environment: ``PEERS_OUTCOMES``, the file; ``PEERS_BACKEND``, the backend to install, or nothing;
-``PEERS_FRAMEWORKS``, what for; ``PEERS_SOURCES``, a folder whose ``warp/`` is added to the package.
+``PEERS_FRAMEWORKS``, what for; ``PEERS_POOL``, the size of its pool in bytes, or nothing; ``PEERS_SOURCES``, a folder
+whose ``warp/`` is added to the package.
 """
 
 import json
@@ -65,7 +66,8 @@ class Hooks:
         if "rmm" in frameworks:
             self._stand_under_rmms_adaptors()
             return
-        sizes = {} if backend == "host" else {"initial_pool_size": "512MiB", "maximum_pool_size": "2GiB"}
+        pool_bytes = int(os.environ.get("PEERS_POOL") or 0)
+        sizes = {"initial_pool_size": pool_bytes // 4, "maximum_pool_size": pool_bytes} if pool_bytes else {}
         bridge.install(backend, frameworks=frameworks, **sizes)
         if "cupy" in frameworks:
             import cupy

@@ -43,6 +43,21 @@ def test_a_difference_is_found_and_a_run_that_broke_off_is_no_success(tmp_path: 
     assert "did not end: Segmentation fault" in str(bridged)
 
 
+def test_files_are_dealt_out_whole_and_runs_are_put_together() -> None:
+    hands = compare.deal(compare.SUITES["numpy"].root(None), [""], 4)
+    files = [file for hand in hands for file in hand]
+    assert len(hands) == 4
+    assert len(files) == len(set(files)) > 100
+    assert "_core/tests/test_multiarray.py" in files
+    assert compare.deal(Path(), ["a", "b::c"], 1) == [["a", "b::c"]]
+    ended = {"end": True, "blocks": 3, "wrong_frees": 1}
+    runs = [compare.Run({"a": ["passed"]}, ended), compare.Run({"b": ["failed"]}, ended)]
+    assert compare.together(runs).end == {"end": True, "blocks": 6, "wrong_frees": 2}
+    broken = compare.together([*runs, compare.Run(output="Segmentation fault")])
+    assert not broken.end
+    assert broken.output == "Segmentation fault"
+
+
 def test_tests_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     for name in ("cupy", "warp", "rmm"):
         for sources in ([], ["--sources", str(tmp_path)]):

@@ -6,7 +6,7 @@ import numpy as np
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge.records import Generation, History, Holder, Peak, SnapshotDifference, Usage
+from rmm_managed_bridge.records import Generation, History, Holder, Hugepages, Peak, SnapshotDifference, Usage
 from rmm_managed_bridge.resource import ManagedBridgeResource
 
 
@@ -50,6 +50,7 @@ def records(x: object) -> None:
     snapshot.by("colour")  # type: ignore[arg-type]
     assert_type(bridge.stats().by("framework"), dict[str, Usage])
     assert_type(bridge.stats().generations, tuple[Generation, ...])
+    assert_type(bridge.stats().hugepages, Hugepages)
     assert_type(bridge.history(), History)
     assert_type(bridge.trim(), int)
 
@@ -81,6 +82,8 @@ def views(x: object) -> None:
     array = bridge.as_numpy(x)
     assert_type(array, np.ndarray[Any, Any])
     assert_type(bridge.owns(array), bool)
+    assert_type(bridge.as_dlpack(array).__dlpack_device__(), tuple[int, int])
+    np.from_dlpack(bridge.as_dlpack(array))
     bridge.record_stream(array, 0)
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,7 @@ import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import numpy_handler
 
 MIB = 1 << 20
+get_handler_name: Callable[..., str] = np._core.multiarray.get_handler_name  # type: ignore[attr-defined]
 
 
 def _make() -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
@@ -92,6 +94,76 @@ def test_a_thread_inside_its_own_scope_keeps_the_pool_when_another_leaves(host_h
     for thread in threads:
         thread.join()
     assert owned == {"inside": True, "after": False}
+
+
+@pytest.mark.behaviour("N2")
+@pytest.mark.parametrize("first_leaves_first", [True, False])
+def test_two_threads_in_context_scope_share_one_bridge_until_the_last_leaves(first_leaves_first: bool) -> None:
+    step = threading.Barrier(2, timeout=20)
+    found: dict[str, bool] = {}
+    failures: list[BaseException] = []
+
+    def body(name: str, *, opens_first: bool, leaves_first: bool) -> None:
+        try:
+            before = get_handler_name()
+            if not opens_first:
+                step.wait()
+            with bridge.installed("host", frameworks=["numpy"], numpy_scope="context"):
+                if opens_first:
+                    step.wait()
+                step.wait()  # both are inside
+                found[f"{name} inside"] = bridge.owns(np.ones(10))
+                if not leaves_first:
+                    step.wait()  # the other has left
+                    found[f"{name} alone"] = bridge.owns(np.ones(10))
+                    assert bridge.stats().numpy_scope == "context"
+            found[f"{name} after"] = bridge.owns(np.ones(10))
+            assert get_handler_name() == before
+            if leaves_first:
+                step.wait()
+        except BaseException as error:
+            failures.append(error)
+            step.abort()
+
+    threads = [
+        threading.Thread(target=body, args=(name,), kwargs={"opens_first": opens, "leaves_first": leaves})
+        for name, opens, leaves in (("first", True, first_leaves_first), ("second", False, not first_leaves_first))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = "second" if first_leaves_first else "first"
+    assert failures == []
+    assert found == {
+        "first inside": True,
+        "second inside": True,
+        f"{last} alone": True,
+        "first after": False,
+        "second after": False,
+    }
+    assert not bridge.status().installed
+    assert bridge.stats().generations == ()
+
+
+@pytest.mark.behaviour("N2")
+def test_a_block_in_another_thread_reaches_it_and_leaves_what_install_has_installed() -> None:
+    bridge.install("host", frameworks=["numpy"], numpy_scope="context")
+    found: list[bool] = []
+
+    def body() -> None:
+        for _ in range(2):
+            found.append(bridge.owns(np.ones(10)))
+            with bridge.installed(), bridge.installed():
+                found.append(bridge.owns(np.ones(10)))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found == [_threads_inherit_context(), True] * 2
+    assert bridge.owns(np.ones(10))
+    bridge.uninstall()
+    assert not bridge.owns(np.ones(10))
 
 
 @pytest.mark.behaviour("N4")

@@ -1,6 +1,7 @@
 """Many threads allocate, resize and free together, through NumPy and directly: N8."""
 
 import ctypes
+import os
 import queue
 import random
 import threading
@@ -15,7 +16,7 @@ import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import core
 
 THREADS = 16
-OPERATIONS = 5_000
+OPERATIONS = int(os.environ.get("BRIDGE_STRESS_STEPS", "5000"))  # 20000 for the long form
 LARGEST_LOG2 = 22
 EDGE = 512
 
