@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   const int threads = std::atoi(argv[1]);
   const long pairs = std::atol(argv[2]);
   auto& process = *new Process();
-  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(Hugepages::never), nullptr, nullptr, PoolOptions{}, -1, 0,
+  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), nullptr, nullptr, PoolOptions{}, -1, 0,
                          std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
   const auto work = [&] {
     Request request;
