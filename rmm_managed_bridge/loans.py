@@ -1,10 +1,11 @@
 """Which streams use a block that was lent to another framework, while the loan lasts and when it ends."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import blocks, core
+from rmm_managed_bridge._native import blocks, core, ledger
 
 
 class Loan:
@@ -47,6 +48,8 @@ def hold(ptr: int, stream: Any) -> None:
 
 def note_use(x: Any, ptr: int) -> None:
     """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
+    if "torch" in sys.modules:
+        _hold_torchs_own(ptr)
     stream = streams.stream_of(x, blocks.device_of(ptr))
     if stream is None and type(x).__name__ == "DeviceBuffer" and type(x).__module__.startswith("rmm."):
         from rmm_managed_bridge._native.bridge_resource import stream_of_buffer
@@ -55,3 +58,19 @@ def note_use(x: Any, ptr: int) -> None:
     if stream is not None:
         hold(ptr, stream)
         blocks.expose(ptr, streams.stream_handle(stream))
+
+
+def _hold_torchs_own(ptr: int) -> None:
+    """Hold the stream that a block of PyTorch's was made on.
+
+    PyTorch allocates without the GIL, so that the stream is held a little later, when the main thread comes to it: that
+    may be in a `join` meanwhile.
+    """
+    allocation = ledger.allocation_of(ptr)
+    if allocation is None or allocation.framework != "torch":
+        return
+    heap = core.heap_containing(ptr)
+    if heap is not None and not heap.holds(allocation.stream):
+        own = streams.torch_streams(allocation.device).get(allocation.stream)
+        if own is not None:
+            heap.adopt(allocation.stream, own)

@@ -67,6 +67,7 @@ def current_torch_stream(device: int) -> Any:
     return torch.cuda.current_stream(device)
 
 
+@functools.cache
 def torch_streams(device: int) -> dict[int, Any]:
     """Return handle and object of every stream that PyTorch itself makes on a device, but for the default one.
 

@@ -119,8 +119,6 @@ _kept: dict[int, Any] = {}
 _allocators: dict[str, Any] = {}
 """By the name of their malloc. Kept for ever: blocks are freed through them."""
 _pools: dict[int, Any] = {}
-_own_streams: dict[int, dict[int, Any]] = {}
-"""Device to handle to stream: all that PyTorch hands out, which it never destroys."""
 
 
 def _import_torch() -> Any:
@@ -153,11 +151,7 @@ def _hold_stream(handle: int, device: int) -> None:
     """Hold a stream that tensors were made on, if it is one of PyTorch's own and not one that came from outside."""
     if core.phase() != "running":
         return
-    own = _own_streams.get(device)
-    if own is None:
-        own = _own_streams[device] = streams.torch_streams(device)
-    if handle not in own:
-        return
+    own = streams.torch_streams(device).get(handle)
     for heap in core.heaps():
-        if heap.device == device:
-            heap.adopt(handle, own[handle])
+        if heap.device == device and own is not None:
+            heap.adopt(handle, own)

@@ -32,9 +32,12 @@ def test_two_captures_at_once_on_one_thread(bridge, cupy, streams, mode) -> None
     with other:  # which is not captured
         free = cupy.full(COUNT, 3, "f4")
     beside = np.ones(40 << 20, "u1")  # grows
-    graphs = [stream.end_capture() for stream in pair]
-    for stream, graph, array in zip(pair, graphs, arrays, strict=True):
-        graph.launch(stream)
+    # Not `stream.end_capture()`, which makes the graph executable: CUDA allows that only while no capture goes on.
+    runtime = cupy.cuda.runtime
+    graphs = [runtime.streamEndCapture(stream.ptr) for stream in pair]
+    executables = [runtime.graphInstantiate(graph) for graph in graphs]
+    for stream, executable, array in zip(pair, executables, arrays, strict=True):
+        runtime.graphLaunch(executable, stream.ptr)
         stream.synchronize()
         assert (bridge.as_numpy(array) == 1).all()
     assert (bridge.as_numpy(free) == 3).all() and beside.all()

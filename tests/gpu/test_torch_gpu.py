@@ -349,7 +349,7 @@ with torch.cuda.use_mem_pool(bridge.torch_mempool()):
     a = torch.zeros(1 << 20, device="cuda")
     b = torch.ones(1 << 20, device="cuda")
 torch.cuda.synchronize()
-before = bridge.stats().total_count
+before = bridge.stats().by("framework")["torch"].total_count
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     a.add_(b)
@@ -358,7 +358,7 @@ for step in range(10):
     graph.replay()
     torch.cuda.synchronize()
 assert (bridge.as_numpy(a) == sum(range(10))).all()
-assert bridge.stats().total_count == before
+assert bridge.stats().by("framework")["torch"].total_count == before
 """
     )
 

@@ -158,12 +158,14 @@ class StubTorch(types.ModuleType):
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> StubTorch:
     """Let ``import torch`` find a new stub until the test ends, and the adapter forget what it made for another one."""
+    from rmm_managed_bridge import streams
     from rmm_managed_bridge.adapters import torch as adapter
 
     stub = StubTorch(devices)
+    streams.torch_streams.cache_clear()
     monkeypatch.setitem(sys.modules, "torch", stub)
     for name, fresh in (("_guest", None), ("_is_current", False)):
         monkeypatch.setattr(adapter, name, fresh)
-    for name in ("_kept", "_allocators", "_pools", "_own_streams"):
+    for name in ("_kept", "_allocators", "_pools"):
         monkeypatch.setattr(adapter, name, {})
     return stub

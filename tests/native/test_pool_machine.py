@@ -68,6 +68,7 @@ class Block:
     line: Line | None
     shown: list[Line] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)  # which the bridge cannot know of: see `copy_out`
     graphs: list[Line] = field(default_factory=list)  # captured while the block was used there
 
     def overlaps(self, other: "Block") -> bool:
@@ -218,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
             if not old.overlaps(block):
                 continue
             assert not any(line.captured for line in old.graphs), "the block of a capture that goes on was handed out"
-            for operation in old.operations:
+            for operation in old.operations + old.copies:
                 if block.line is None:
                     assert self.fake.done(operation), "host-ordered memory with unfinished device work"
                 else:
@@ -234,7 +235,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def still_used(self, block: Block) -> bool:
         block.operations = [each for each in block.operations if not self.fake.done(each)]
-        return bool(block.operations) or any(line.captured for line in block.graphs)
+        block.copies = [each for each in block.copies if not self.fake.done(each)]
+        return bool(block.operations or block.copies) or any(line.captured for line in block.graphs)
 
     @precondition(lambda self: self.live)
     @rule(which=PICK, pick=PICK, state_stream=st.booleans())
@@ -315,7 +317,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = blocks[which % len(blocks)]
         line = self.line(pick, lambda x: x.stream in block.bench.owners and not x.captured)
         if line is not None and line.held:
-            block.operations.append(self.fake.enqueue(line.stream))
+            block.copies.append(self.fake.enqueue(line.stream))
 
     @precondition(lambda self: self.live)
     @rule(which=PICK)
