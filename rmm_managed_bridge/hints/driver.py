@@ -105,7 +105,8 @@ class CudaBindings:
 
     def discard(self, pages: Range, stream: int) -> None:
         """See `HintDriver`."""
-        self._call(self._driver.cuMemDiscardBatchAsync, [pages[0]], [pages[1] - pages[0]], 1, 0, stream)
+        low = self._driver.CUdeviceptr(pages[0])  # in a list plain integers are not taken
+        self._call(self._driver.cuMemDiscardBatchAsync, [low], [pages[1] - pages[0]], 1, 0, stream)
 
     def attributes(self, pages: Range) -> Attributes:
         """See `HintDriver`."""

@@ -32,7 +32,7 @@ SUITES = [
     "quarantine",
     "machine",
 ]
-MODULES = ["core", "blocks", "hint_table"]  # that have the pool in them and are called by the suites
+MODULES = ["core", "blocks", "hint_table", "numpy_handler"]  # that have the pool in them and are called by the suites
 PATIENCE_SECONDS = 1200
 
 
@@ -111,6 +111,11 @@ MUTANTS = {
         "heap.hpp", "if ((flags & Block::kLive) == 0) return refuse_free(", "if (false) return refuse_free("
     ),
     "advice outlives its block": Mutant("heap.hpp", "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);", ""),
+    "a resized block takes its advice along": Mutant(
+        "heap.hpp",
+        "if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);",
+        "found.block->flags.store(0);",
+    ),
     "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),
     "a forked child frees": Mutant("heap.hpp", "if (!process.running()) return Freed::ignored;", ""),

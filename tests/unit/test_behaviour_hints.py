@@ -145,6 +145,9 @@ class Recorder:
         for kind in ("CUmem_advise", "CUmem_range_attribute", "CUmemLocationType", "CUstream_flags"):
             setattr(self, kind, _Names())
 
+    def CUdeviceptr(self, address: int) -> Any:  # noqa: N802 - the driver's name
+        return "pointer", address
+
     def CUmemLocation(self) -> Any:  # noqa: N802 - the driver's name
         return types.SimpleNamespace()
 
@@ -178,7 +181,7 @@ def test_the_bindings_are_called_with_ranges_places_and_streams() -> None:
     assert second[1:3] == (0, 4096)
     assert advise[:4] == ("cuMemAdvise", 4096, 8192, "CU_MEM_ADVISE_SET_ACCESSED_BY")
     assert (advise[4].type, advise[4].id) == ("CU_MEM_LOCATION_TYPE_HOST", 0)
-    assert discard == ("cuMemDiscardBatchAsync", [4096], [4096], 1, 0, 9)
+    assert discard == ("cuMemDiscardBatchAsync", [("pointer", 4096)], [4096], 1, 0, 9)
     assert stream == ("cuStreamCreate", "CU_STREAM_NON_BLOCKING")
 
 
@@ -245,6 +248,32 @@ def test_cuda_core_is_called_in_batches_but_on_the_legacy_stream(monkeypatch: py
         ("add", ("device", 0)),
         ("drop", "host"),
     ]
+
+
+@pytest.mark.requires("no_gpu")
+@pytest.mark.parametrize("library", ["CudaBindings", "CudaCore"])
+def test_the_real_libraries_take_the_arguments_and_miss_only_the_driver(library: str) -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    room: driver.HintDriver = driver.CudaBindings(bindings)
+    if library == "CudaCore":
+        core = pytest.importorskip("cuda.core")
+        if not hasattr(core, "ManagedBuffer"):
+            pytest.skip("cuda-core has managed memory since 1.1")
+        room = driver.CudaCore(bindings, core)
+    calls = [
+        lambda: room.prefetch([(4096, 8192)], 0, 0),
+        lambda: room.prefetch([(4096, 8192), (0, 4096)], CPU, 77),
+        lambda: room.advise((4096, 8192), "SET_READ_MOSTLY", CPU),
+        lambda: room.advise((4096, 8192), "SET_PREFERRED_LOCATION", 0),
+        lambda: room.advise((4096, 8192), "UNSET_ACCESSED_BY", 0),
+        lambda: room.discard((4096, 8192), 77),
+        lambda: room.attributes((4096, 8192)),
+        room.new_stream,
+    ]
+    for call in calls:
+        with pytest.raises(driver.DriverRefusedError) as caught:
+            call()
+        assert not isinstance(caught.value.__cause__, (TypeError, AttributeError, ValueError)), caught.value
 
 
 def test_whatever_the_libraries_raise_is_a_refusal() -> None:
