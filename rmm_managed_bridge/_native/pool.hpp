@@ -301,7 +301,7 @@ class Pool : public ForkLocks {
   // Without the pool's lock. In pool_front.hpp:
   bool take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept;
   bool put_front(Span* span, Block* block, char* ptr, const StreamRef* stream, bool& full) noexcept;
-  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && lanes_.any_held(); }
+  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
   void remember(std::uint64_t key, Lane& lane) noexcept;
 
   // Under the lock. In pool_front.hpp:
@@ -349,6 +349,7 @@ class Pool : public ForkLocks {
   void free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream);
   void free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream);
   void flush_fresh() noexcept;
+  std::vector<EventRef> work_of_departed();
   void note_fresh_batches(int change) noexcept;  // under the lock
 
   // Takes the lock itself. In pool_order.hpp:
@@ -386,6 +387,8 @@ class Pool : public ForkLocks {
   std::size_t quarantined_bytes_ = 0;
   std::size_t lost_bytes_ = 0;
   std::size_t live_count_ = 0;
+  std::vector<EventRef> departed_;  // the ends of the work of streams that were let go: see work_of_departed
+  std::atomic<std::size_t> departed_count_{0};
   EventRef gave_up_on_;  // what the last wait at the quarantine's limit was for, in vain
   int fresh_batches_ = 0;            // in quarantine
   std::atomic<int> fresh_shift_{0};  // how large the next one grows: see flush_fresh

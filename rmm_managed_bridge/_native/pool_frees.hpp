@@ -164,6 +164,7 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
     if (events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
     batch.waits.push_back({index, std::move(event), false});
   }
+  for (EventRef& event : work_of_departed()) batch.waits.push_back({kFreshLane, std::move(event), false});
   batch.blocks.push_back(ptr);
   batch.bytes = span->block_bytes;
   std::scoped_lock lock(lock_);
@@ -179,6 +180,24 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
   }
   ended(own);
   release(lanes);  // last: the batch names them now
+}
+
+// A stream that is let go may have unfinished work, which counts as long as it is: what a held stream might touch, it might
+// have been told to touch before.
+inline std::vector<EventRef> Pool::work_of_departed() {
+  std::vector<EventRef> unfinished;
+  if (!options_.cautious || departed_count_.load(std::memory_order_relaxed) == 0) return unfinished;
+  with_lock([&] { unfinished = departed_; });
+  std::vector<EventRef> finished;
+  for (const EventRef& event : unfinished) {
+    if (events_->finished(event)) finished.push_back(event);
+  }
+  const auto over = [&](const EventRef& event) { return std::find(finished.begin(), finished.end(), event) != finished.end(); };
+  std::erase_if(unfinished, over);
+  std::scoped_lock lock(lock_);
+  std::erase_if(departed_, over);
+  departed_count_.store(departed_.size(), std::memory_order_relaxed);
+  return unfinished;
 }
 
 // Blocks that only the CPU used are in nobody's order, but a copy out of one that the program started with
@@ -221,6 +240,7 @@ inline void Pool::flush_fresh() noexcept {
       if (events_->record(lanes_.at(index).stream, event) != Recorded::done) event = nullptr;
       batch.waits.push_back({index, std::move(event), false});
     }
+    for (EventRef& event : work_of_departed()) batch.waits.push_back({kFreshLane, std::move(event), false});
     std::scoped_lock lock(lock_);
     quarantine(std::move(batch));
     release(lanes);

@@ -22,6 +22,7 @@ inline Refusal Pool::synchronize(Block* block, const char* ptr) {
   if (options_.device_wait) return synchronize_device();
   std::vector<EventRef> events;
   const Refusal refusal = events_of(block, ptr, events, options_.cautious);
+  for (EventRef& event : work_of_departed()) events.push_back(std::move(event));
   return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 

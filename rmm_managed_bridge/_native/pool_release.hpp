@@ -103,6 +103,10 @@ inline void Pool::close_lane(std::uint16_t index, void** retire) {
   }
   // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
   if (retire != nullptr) {
+    if (event != nullptr) {
+      departed_.push_back(event);
+      departed_count_.store(departed_.size(), std::memory_order_relaxed);
+    }
     *retire = lane.owner;
     lanes_.disown(lane);
     tidy(lane);

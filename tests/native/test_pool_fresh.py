@@ -116,3 +116,25 @@ def test_a_pool_with_nothing_else_left_waits_for_them(fake: FakeCuda) -> None:
     assert bench.allocate(16 * MIB, cpu=True) == source
     assert fake.done(copy)
     assert bench.close()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_the_work_of_a_stream_that_was_let_go_counts(bench: Bench, other: bool) -> None:
+    stream = bench.owned()
+    if other:
+        bench.owned()
+    source = bench.allocate(MIB, cpu=True)
+    copy = bench.fake.enqueue(stream)
+    bench.owners.pop(stream)
+    assert bench.heap.drop_unused_streams() == 1
+    bench.free(source)
+    assert source not in [bench.allocate(MIB, cpu=True) for _ in range(4)]
+    bench.fake.finish(copy)
+    assert source in [bench.allocate(MIB, cpu=True) for _ in range(64)]
+    bench.fake.clear()
+    ptrs = [bench.allocate(MIB, cpu=True) for _ in range(4)]
+    for ptr in ptrs:
+        bench.free(ptr)
+    bench.fake.clear()
+    bench.free(bench.allocate(64, cpu=True))
+    assert bench.fake.trace() == [], "and not for ever"
