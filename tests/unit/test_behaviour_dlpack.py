@@ -102,7 +102,7 @@ def test_layout_dtype_and_flags_are_kept(request: pytest.FixtureRequest, memory:
         (lambda: np.ones(9, [("a", "u1"), ("b", "f8")])["b"], "multiples"),
         (lambda: np.empty((3, 0)), "without elements"),
         (lambda: np.frombuffer(bytearray(80)), "does not lie in a live block"),
-        (lambda: 7, "no shape and dtype"),
+        (lambda: 7, "shape and dtype"),
         (lambda: None, "has no address"),
     ],
 )
