@@ -33,7 +33,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     bool holds_stream(CHeap* heap, CUstream stream)
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
-    void* retire_lane(CHeap* heap, unsigned short lane) except +
+    void* retire_lane(CHeap* heap, unsigned short lane, bool last) except +
     CHeap* new_host_heap(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated
 
@@ -313,7 +313,7 @@ cdef class Heap:
         for i in range(held.size()):
             if (<PyObject*>held[i]).ob_refcnt > 1:
                 continue
-            dropped = retire_lane(self.c_heap, lanes[i])
+            dropped = retire_lane(self.c_heap, lanes[i], True)
             if dropped != NULL:
                 Py_DECREF(<object>dropped)
                 count += 1
@@ -352,7 +352,7 @@ cdef class Heap:
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_heap, lanes)
         for i in range(held.size()):
-            if retire_lane(self.c_heap, lanes[i]) != NULL:
+            if retire_lane(self.c_heap, lanes[i], False) != NULL:
                 Py_DECREF(<object>held[i])
         self.keep_alive = None
         self.closed = True

@@ -186,9 +186,9 @@ inline std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes)
   return held;
 }
 
-inline void* retire_lane(Heap* heap, unsigned short lane) {
+inline void* retire_lane(Heap* heap, unsigned short lane, bool last) {
   void* owner = nullptr;
-  heap->close_lane(lane, &owner);
+  heap->close_lane(lane, &owner, last);
   return owner;
 }
 

@@ -233,7 +233,8 @@ class Pool : public ForkLocks {
 
   // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
   // names it and nobody uses it; `*retire` is then the owner to drop, else null.
-  void close_lane(std::uint16_t index, void** retire);
+  // `last`: the bridge has the last reference to the stream's object.
+  void close_lane(std::uint16_t index, void** retire, bool last = false);
 
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);

@@ -65,7 +65,7 @@ inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
   return bytes;
 }
 
-inline void Pool::close_lane(std::uint16_t index, void** retire) {
+inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   StreamRef stream;
   bool record;
   Batch batch;
@@ -90,7 +90,8 @@ inline void Pool::close_lane(std::uint16_t index, void** retire) {
     ++lane.users;
   }
   EventRef event;
-  const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
+  Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
+  if (recorded == Recorded::capturing && last && events_->abandon_capture(stream)) recorded = events_->record(stream, event);
   std::scoped_lock lock(lock_);
   --lane.users;
   if (retire != nullptr) close_front(lane);

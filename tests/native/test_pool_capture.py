@@ -5,6 +5,7 @@ The fake loses captures where the real driver does; the `fake` fixture fails eve
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -123,6 +124,7 @@ def test_no_operation_loses_one_of_two_captures(fake: FakeCuda, mode: str, elsew
     """Two at once, of a blocking and a non-blocking stream, begun on this thread or on another."""
     bench = Bench(fake, limit_bytes=1 << 40 if operation == "grow" else 26 * MIB)
     captured, second = bench.owned(blocking=True), bench.owned()
+    kept = [bench.owners[each] for each in (captured, second)]  # by whoever captures
     beside = bench.allocate(MIB, second)
     scene = set_scene(bench, captured)
 
@@ -150,6 +152,7 @@ def test_no_operation_loses_one_of_two_captures(fake: FakeCuda, mode: str, elsew
     assert fake.end_capture(second)
     bench.allocate(64, second)  # its capture is over, the other one is not
     assert fake.end_capture(captured)
+    del kept
     bench.close()
 
 
@@ -262,3 +265,36 @@ def test_stats_and_reads_of_the_driver_keep_the_threads_mode_and_context(bench: 
     assert bench.fake.lib.fake_context_depth() == 1
     assert bench.core.current_device() == 1
     bench.fake.set_current(0)
+
+
+def test_a_capture_that_nobody_can_end_ends_with_its_stream(bench: Bench) -> None:
+    """As without the bridge, where the stream would be destroyed: until then its mode bars calls of the program."""
+    stream = bench.owned()
+    block = bench.allocate(MIB, stream)
+    bench.fake.begin_capture(stream)
+    bench.free(block)
+    bench.owners.pop(stream)
+    assert bench.heap.drop_unused_streams() == 1
+    assert bench.fake.violations() == []
+    bench.fake.finish_all()
+    bench.heap.trim()
+    assert bench.reserved_bytes == 0, "what was freed during it is free again"
+
+
+def test_a_capture_whose_stream_somebody_has_goes_on(bench: Bench) -> None:
+    stream = bench.owned()
+    bench.fake.begin_capture(stream)
+    assert bench.heap.drop_unused_streams() == 0
+    bench.heap.trim()
+    assert bench.fake.end_capture(stream)
+
+
+def test_a_capture_of_another_thread_is_left_alone(bench: Bench) -> None:
+    stream = bench.owned()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(bench.fake.begin_capture, stream).result()
+        bench.owners.pop(stream)
+        assert bench.heap.drop_unused_streams() == 0
+        assert bench.fake.violations() == []
+        assert thread.submit(bench.fake.end_capture, stream).result()
+    assert bench.heap.drop_unused_streams() == 1

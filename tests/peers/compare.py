@@ -81,7 +81,9 @@ def start(
 
 def read(path: Path) -> Run:
     """Return what a run has written."""
-    run = Run(output=(path.parent / "output.txt").read_text(errors="replace")[-4000:])
+    text = (path.parent / "output.txt").read_text(errors="replace")
+    crash = text.find("Fatal Python error")
+    run = Run(output=text[-4000:] if crash < 0 else text[crash - 500 : crash + 4000])
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         found = json.loads(line)
         if "end" in found:
