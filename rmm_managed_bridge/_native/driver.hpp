@@ -27,8 +27,6 @@ namespace rmm_bridge {
   X(stream_create, cuStreamCreate, "cuStreamCreate")                           \
   X(stream_id, cuStreamGetId, "cuStreamGetId")                                 \
   X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")           \
-  X(end_capture, cuStreamEndCapture, "cuStreamEndCapture")                     \
-  X(graph_destroy, cuGraphDestroy, "cuGraphDestroy")                           \
   X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                 \
   X(event_create, cuEventCreate, "cuEventCreate")                              \
   X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                        \

@@ -99,19 +99,6 @@ class EventPool {
     return driver_.stream_wait_event(stream.handle, event->handle, 0) == CUDA_SUCCESS;
   }
 
-  // Ends a capture that nobody can end any more, since the last reference to its stream is the bridge's: without the bridge
-  // the stream's destruction would have, and until it ends, calls in its mode fail on this thread. False for a stream that
-  // another one's capture was forked to, and on another thread than it began on, which leave the capture as it is
-  // (docs/design/measured.md).
-  bool abandon_capture(const StreamRef& stream) const {
-    DriverScope scope(&driver_, context_);
-    if (stream.legacy() || capture_status(stream.handle) == CU_STREAM_CAPTURE_STATUS_NONE) return false;
-    CUgraph graph = nullptr;
-    driver_.end_capture(stream.handle, &graph);
-    if (graph != nullptr) driver_.graph_destroy(graph);
-    return capture_status(stream.handle) == CU_STREAM_CAPTURE_STATUS_NONE;
-  }
-
   // 0, which no stream has, for a handle that the driver does not take.
   std::uint64_t id_of(CUstream stream) const {
     unsigned long long id = 0;

@@ -233,7 +233,9 @@ class Pool : public ForkLocks {
 
   // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
   // names it and nobody uses it; `*retire` is then the owner to drop, else null.
-  // `last`: the bridge has the last reference to the stream's object.
+  // `last`: the bridge has the last reference to the stream's object. If that is being captured, nobody can end the capture
+  // but by destroying the stream, and until then calls in its mode fail on other streams too: it is let go, and what lies in
+  // the lane is lost, since no event can be had behind it.
   void close_lane(std::uint16_t index, void** retire, bool last = false);
 
   PoolNumbers numbers() {

@@ -90,15 +90,15 @@ inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
     ++lane.users;
   }
   EventRef event;
-  Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
-  if (recorded == Recorded::capturing && last && events_->abandon_capture(stream)) recorded = events_->record(stream, event);
+  const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
   std::scoped_lock lock(lock_);
   --lane.users;
   if (retire != nullptr) close_front(lane);
   const bool idle = lane.users == 0 && lane.live_count == 0 && lane.free_bytes == 0;
   if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
   quarantine(std::move(batch));
-  if (recorded != Recorded::done || (retire != nullptr && !idle)) {
+  const bool certain = recorded == Recorded::done || (recorded == Recorded::capturing && last);
+  if (!certain || (retire != nullptr && !idle)) {
     if (retire != nullptr && record) lanes_.own(lane);
     return;
   }

@@ -1,6 +1,8 @@
 """Fixtures for a real device. Pools are explicit and small: oversubscribed managed memory can hang a GPU for all."""
 
+import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -53,6 +55,14 @@ def cupy() -> ModuleType:
 
     free, _ = cupy.cuda.runtime.memGetInfo()
     assert free > 8 << 30, f"{free} bytes are free on the card; these tests want 8 GiB, of which they use at most 4"
+    # The first launch of a kernel loads its module, which ends a capture in global mode.
+    x = cupy.zeros(10, "f4")
+    for other in (x, 1, cupy.ones(10, "f4")):
+        cupy.add(x, other, out=x)
+        x += other
+        x *= other
+    cupy.full(10, 3, "f4")
+    cupy.cuda.runtime.deviceSynchronize()
     return cupy
 
 
@@ -102,5 +112,18 @@ def bridge(rmm_pool: ModuleType, cupy: ModuleType, warp: ModuleType) -> Iterator
 
 
 @pytest.fixture
-def streams(cupy: ModuleType) -> Callable[[], Any]:
-    return lambda: cupy.cuda.Stream(non_blocking=True)
+def streams(cupy: ModuleType) -> Iterator[Callable[[], Any]]:
+    """Return a function that makes streams. A capture that a test leaves on one would fail all tests after it."""
+    made: list[Any] = []
+
+    def make() -> Any:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        made.append(weakref.ref(stream))
+        return stream
+
+    yield make
+    for reference in made:
+        stream = reference()
+        if stream is not None and cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                cupy.cuda.runtime.streamEndCapture(stream.ptr)

@@ -138,29 +138,6 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
   });
 }
 
-CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
-  return enter("cuStreamEndCapture", [&](Device& d) {
-    *graph = nullptr;
-    Stream* stream = d.find(handle);
-    if (stream == nullptr) return missing(handle, d);
-    Capture* capture = stream->capture;
-    if (capture == nullptr || capture->origin != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_number()) {
-      return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    }
-    const bool lost = capture->lost;
-    for (Stream* member : capture->members) member->capture = nullptr;
-    capture->members.clear();
-    if (lost) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    *graph = reinterpret_cast<CUgraph>(std::uintptr_t{1});
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuGraphDestroy(CUgraph) {
-  return enter("cuGraphDestroy", [&](Device&) { return CUDA_SUCCESS; });
-}
-
 CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
   return enter("cuStreamWaitEvent", [&](Device& d) {
     Stream* stream = d.find(handle);
