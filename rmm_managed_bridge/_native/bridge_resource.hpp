@@ -23,18 +23,24 @@ namespace rmm_bridge {
 class RmmUpstream final : public Upstream {
  public:
   RmmUpstream(cuda::mr::any_resource<cuda::mr::device_accessible> resource, const Driver* driver, CUcontext context)
-      : resource_(std::move(resource)), driver_(driver), context_(context) {
+      : resource_(std::in_place, std::move(resource)), driver_(driver), context_(context) {
     if (driver_ == nullptr) return;
     DriverScope scope(driver_, context_);
     if (driver_->stream_create(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) throw std::bad_alloc();
     if (driver_->event_create(&event_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) throw std::bad_alloc();
   }
 
+  // The last reference to a pool of RMM's frees what it has, perhaps while another thread captures.
+  ~RmmUpstream() override {
+    DriverScope scope(driver_, context_);
+    resource_.reset();
+  }
+
   void* allocate(std::size_t bytes) noexcept override {
     DriverScope scope(driver_, context_);
     void* ptr = nullptr;
     try {
-      ptr = resource_.allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+      ptr = resource_->allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
     } catch (...) {  // out of memory in any of the ways that resources have; the caller reports what it asked for
       return nullptr;
     }
@@ -48,14 +54,14 @@ class RmmUpstream final : public Upstream {
 
   void deallocate(void* ptr, std::size_t bytes) noexcept override {
     DriverScope scope(driver_, context_);
-    resource_.deallocate(cuda::stream_ref{stream_}, ptr, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+    resource_->deallocate(cuda::stream_ref{stream_}, ptr, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
   }
 
   bool gives_zeros() const noexcept override { return false; }
   std::size_t chunk_bytes() const noexcept override { return std::size_t{32} << 20; }
 
  private:
-  cuda::mr::any_resource<cuda::mr::device_accessible> resource_;
+  std::optional<cuda::mr::any_resource<cuda::mr::device_accessible>> resource_;  // empty only at the end
   const Driver* driver_;
   CUcontext context_;
   CUstream stream_ = nullptr;  // it and the event stay with the context: the upstream ends when the heap closes

@@ -33,6 +33,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     bool holds_stream(CHeap* heap, CUstream stream)
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
+    void drop_relaxed(CProcess* process, PyObject* object)
     void* retire_lane(CHeap* heap, unsigned short lane, bool last) except +
     CHeap* new_host_heap(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated
@@ -349,12 +350,16 @@ cdef class Heap:
             return False
         if self.closed:  # another thread did, while this one waited for the device without the GIL
             return True
+        cdef PyObject* kept
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_heap, lanes)
         for i in range(held.size()):
             if retire_lane(self.c_heap, lanes[i], False) != NULL:
                 Py_DECREF(<object>held[i])
+        kept = <PyObject*>self.keep_alive
+        Py_INCREF(self.keep_alive)
         self.keep_alive = None
+        drop_relaxed(process, kept)
         self.closed = True
         _heaps.remove(self)
         return True

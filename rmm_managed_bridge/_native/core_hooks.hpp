@@ -192,6 +192,12 @@ inline void* retire_lane(Heap* heap, unsigned short lane, bool last) {
   return owner;
 }
 
+// What a pool stood on may free managed memory as it goes, on a thread that is in the midst of somebody's capture.
+inline void drop_relaxed(Process* process, PyObject* object) {
+  const DriverScope scope(process->driver.loaded ? &process->driver : nullptr, nullptr);
+  Py_DECREF(object);
+}
+
 inline Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
                            bool ordered) {
   CUcontext context = nullptr;

@@ -336,7 +336,7 @@ class Pool : public ForkLocks {
   // In pool_alone.hpp:
   bool grow_alone(const Want& want, Grant& out);
   void settle_alone(Span* span) noexcept;  // under the lock
-  std::size_t release_alone();
+  std::size_t release_alone(bool all);
   void check_alone(const Span* span) noexcept;
 
   // Under the lock. In pool_frees.hpp:
@@ -397,6 +397,7 @@ class Pool : public ForkLocks {
   std::atomic<int> fresh_shift_{0};  // how large the next one grows: see flush_fresh
   std::vector<Span*> settled_;       // debug mode: blocks that nothing touches any more, to be checked and given back
   std::vector<Span*> unused_alone_;
+  std::int64_t looked_ns_ = 0;
   std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
   std::atomic<int> waiting_{0};
   bool said_waiting_ = false;  // of the keeper's thread

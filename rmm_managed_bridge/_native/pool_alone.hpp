@@ -18,6 +18,7 @@ inline constexpr std::size_t kRearGuard = 64;
 inline constexpr unsigned char kGuardFill = 0xFD;
 inline constexpr unsigned char kNewFill = 0xCD;
 inline constexpr unsigned char kFreedFill = 0xDD;
+inline constexpr std::int64_t kTickNs = 50'000'000;
 
 inline void out_of_bounds(const char* ptr, std::size_t bytes, bool out) noexcept {
   auto* mark = out ? __asan_poison_memory_region : __asan_unpoison_memory_region;
@@ -94,11 +95,21 @@ inline bool Pool::grow_alone(const Want& want, Grant& out) {
 
 inline void Pool::settle_alone(Span* span) noexcept { settled_.push_back(span); }
 
-// Looks at every block that nothing touches any more: the first time it is checked and filled, the second time it is looked
-// at for changes since, and goes back to upstream. Returns what went.
-inline std::size_t Pool::release_alone() {
+// Looks at every block that nothing touches any more: the first time it is checked and filled, the second time, a tick of
+// the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
+// Returns what went.
+inline std::size_t Pool::release_alone(bool all) {
   std::vector<Span*> looking;
-  with_lock([&] { looking.swap(settled_); });
+  const std::int64_t now_ns = steady_time_ns();
+  with_lock([&] {
+    const bool due = all || now_ns - looked_ns_ >= kTickNs;
+    if (due) looked_ns_ = now_ns;
+    std::erase_if(settled_, [&](Span* span) {
+      if (span->idle_count != 0 && !due) return false;
+      looking.push_back(span);
+      return true;
+    });
+  });
   if (looking.empty()) return 0;
   std::vector<Span*> gone;
   WithoutGil without(process_);

@@ -16,7 +16,7 @@ inline std::size_t Pool::cached_bytes() noexcept {
 
 inline std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!process_.running()) return 0;
-  std::size_t bytes = options_.alone ? release_alone() : 0;
+  std::size_t bytes = options_.alone ? release_alone(true) : 0;
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
     poll();
@@ -33,7 +33,7 @@ inline std::size_t Pool::trim(std::size_t keep_bytes) {
   });
   for (std::uint16_t index : open) close_lane(index, nullptr);
   poll();
-  return bytes + release_chunks(keep_bytes) + (options_.alone ? release_alone() : 0);
+  return bytes + release_chunks(keep_bytes) + (options_.alone ? release_alone(true) : 0);
 }
 
 inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
@@ -152,7 +152,7 @@ inline Kept::Delay Pool::tend() noexcept {
     }
     if (options_.alone) {
       poll();
-      release_alone();
+      release_alone(false);
       std::scoped_lock lock(lock_);
       if (!settled_.empty() || !quarantine_.empty()) next = std::min(next, kSoon);
     }

@@ -40,7 +40,7 @@ class Suite:
     @property
     def explained(self) -> Path:
         """The file with the tests that are known to differ."""
-        return HERE / self.name / "explained.txt"
+        return HERE / "explained" / f"{self.name}.txt"
 
 
 SUITES = {

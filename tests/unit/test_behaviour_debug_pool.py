@@ -179,7 +179,11 @@ else:
 """
     environment = {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "so far so good" in done.stdout, done.stderr
     assert done.returncode != 0
