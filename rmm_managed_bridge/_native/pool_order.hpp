@@ -267,13 +267,14 @@ inline bool Pool::poll() {
   }
   if (probes.empty() && idle.empty()) return false;
   // Events of one stream end in order: behind one that has not ended, none has. With batches piled up behind a long kernel
-  // that saves asking for each.
+  // that saves asking for each. One that is only recorded now says nothing of those that were recorded before: to skip
+  // them would let `wait_for_oldest` wait for the same event for ever.
   std::vector<std::uint64_t> unfinished;
   for (Probe& probe : probes) {
     if (std::find(unfinished.begin(), unfinished.end(), probe.stream.key) != unfinished.end()) continue;
     if (probe.record && events_->record(probe.stream, probe.event) != Recorded::done) probe.event = nullptr;
     probe.finished = probe.event != nullptr && events_->finished(probe.event);
-    if (!probe.finished) unfinished.push_back(probe.stream.key);
+    if (!probe.finished && !probe.record) unfinished.push_back(probe.stream.key);
   }
   std::erase_if(idle, [&](const Idle& lane) {
     return !std::all_of(lane.events.begin(), lane.events.end(), [&](auto& e) { return events_->finished(e); });

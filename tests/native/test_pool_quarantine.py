@@ -93,3 +93,22 @@ def test_without_a_limit_a_managed_pool_may_outgrow_the_device(fake: FakeCuda) -
         heap.deallocate(ptr)
     assert heap.retire()
     fake.set_memory(64 << 30)
+
+
+def test_a_wait_ends_though_a_capture_holds_back_older_memory(fake: FakeCuda) -> None:
+    """What was freed in a capture has no event yet; what was freed before has one, and is found."""
+    bench = Bench(fake, limit_bytes=32 * MIB)
+    stream = bench.owned()
+    first, second = (bench.allocate(16 * MIB, cpu=True) for _ in range(2))
+    for ptr in (first, second):
+        bench.expose(ptr, stream)
+    fake.begin_capture(stream)
+    bench.free(first)
+    assert fake.end_capture(stream)
+    operation = fake.enqueue(stream)
+    bench.free(second)
+    fake.begin_capture(stream)
+    fake.finish(operation)
+    assert bench.allocate(16 * MIB, cpu=True) == second
+    assert fake.end_capture(stream)
+    assert bench.close()
