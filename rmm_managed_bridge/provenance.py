@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmm_managed_bridge import state
-from rmm_managed_bridge._native import core, hugepages, ledger
+from rmm_managed_bridge._native import core, hugepages, ledger, notices
 from rmm_managed_bridge.address import address_of
 from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import ConfigError
@@ -113,7 +113,12 @@ def allocation_of(x: Any) -> Allocation | None:
 
 
 def stats() -> Stats:
-    """Return the counters of all pools of this process."""
+    """Return the counters of all pools of this process.
+
+    Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is asked
+    to, but may take its time.
+    """
+    notices.warn()
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
     holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
     hints_done, hints_skipped = tally.counts()

@@ -39,7 +39,7 @@ def expect(action: Callable[[], None], text: str) -> str:
     before = bridge.stats().damaged_blocks
     with pytest.warns(bridge.BridgeWarning, match=text) as said:
         action()
-        assert eventually(lambda: len(said) == 1)
+        assert eventually(lambda: bridge.stats() and len(said) == 1)
     assert bridge.stats().damaged_blocks == before + 1
     return str(said[0].message)
 
