@@ -115,8 +115,8 @@ def allocation_of(x: Any) -> Allocation | None:
 def stats() -> Stats:
     """Return the counters of all pools of this process.
 
-    Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is asked
-    to, but may take its time.
+    Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is
+    asked to, but may take its time.
     """
     notices.warn()
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
