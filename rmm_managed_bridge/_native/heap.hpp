@@ -236,7 +236,10 @@ class Heap : public Pool, public Kept {
     const Refusal refusal = resolve(handle, out);
     if (refusal == Refusal::none) return !out.host();
     if (refusal != Refusal::capturing) return false;
-    out = {id_of(handle), handle};
+    // A held stream is known by its handle, which cannot come back while its object is alive: then the one that is captured is
+    // asked nothing.
+    const std::uint64_t held = key_of_held(handle);
+    out = {held != 0 ? held : id_of(handle), handle};
     return out.key != 0;
   }
 

@@ -261,6 +261,16 @@ class Pool : public ForkLocks {
     return live_count_;
   }
   Process& process() noexcept { return process_; }
+  // The id of a held stream; 0 if no held one has this handle, and for the handle that each thread has.
+  std::uint64_t key_of_held(CUstream handle) const {
+    if (handle == CU_STREAM_PER_THREAD) return 0;
+    std::scoped_lock lock(lock_);
+    std::uint64_t key = 0;
+    lanes_.for_each_stream([&](const Lane& lane) {
+      if (lane.owned && lane.stream.handle == handle) key = lane.stream.key;
+    });
+    return key;
+  }
   std::uint64_t id_of(CUstream stream) const { return events_->id_of(stream); }
   EventPool* events() noexcept { return events_.get(); }
 
@@ -376,10 +386,10 @@ class Pool : public ForkLocks {
   const PoolOptions options_;
   std::unique_ptr<EventPool> events_;
 
-  SpinLock lock_;
+  mutable SpinLock lock_;
   PageHeap cpu_heap_{process_.pages, Side::cpu};
   PageHeap gpu_heap_{process_.pages, Side::gpu};
-  LaneTable lanes_;
+  mutable LaneTable lanes_;
   std::vector<Span*> filling_[2];  // by side and class: the slab whose rest was never handed out
   std::deque<Batch> quarantine_;   // oldest first
   std::unordered_map<const char*, std::vector<std::uint16_t>> exposures_;

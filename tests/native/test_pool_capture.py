@@ -288,3 +288,13 @@ def test_a_capture_whose_stream_somebody_has_goes_on(bench: Bench) -> None:
     assert bench.heap.drop_unused_streams() == 0
     bench.heap.trim()
     assert bench.fake.end_capture(stream)
+
+
+def test_a_captured_stream_that_is_held_is_asked_nothing_but_whether_it_is_captured(bench: Bench) -> None:
+    stream = bench.owned()
+    ptr = bench.allocate(MIB, cpu=True)
+    bench.fake.begin_capture(stream)
+    bench.fake.clear()
+    bench.expose(ptr, stream)
+    assert set(bench.fake.trace()) == {"cuStreamIsCapturing"}
+    assert bench.fake.end_capture(stream)
