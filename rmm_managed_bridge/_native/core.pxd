@@ -178,6 +178,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         Refusal synchronize_all() except +
         void retire()
         bool retired()
+        bool ended()
         int device()
         uint8_t kind()
         Track track()

@@ -215,6 +215,10 @@ def heap_serving(int device):
 
 def heaps():
     """Return the heaps that are not closed, oldest first."""
+    cdef Heap heap
+    for heap in list(_heaps):
+        if heap.c_heap.ended():
+            heap.close()  # the interpreter may not have got round to it: see call_soon in core_hooks.hpp
     return list(_heaps)
 
 
@@ -433,7 +437,7 @@ def host_heap(*, bint hugepages=False, settings=None, str track="sites", str kin
 
 
 cdef void _call_closed() noexcept with gil:
-    for heap in heaps():
+    for heap in list(_heaps):
         if heap.retired:
             heap.close()
 

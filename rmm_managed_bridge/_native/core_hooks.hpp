@@ -22,7 +22,9 @@ inline void* release_gil() {
 
 inline void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
-// `Callback` soon, on the main thread, between two of its instructions.
+// `Callback` on the main thread, between two of its instructions: soon on Python 3.13; before that, when the main thread
+// takes the GIL the next time, which may be never (CPython's COMPUTE_EVAL_BREAKER looks at the thread that asks:
+// Python/ceval_gil.c). So whoever reports on what the callback does must do it first.
 template <auto& Callback>
 inline void call_soon() {
   Py_AddPendingCall(
