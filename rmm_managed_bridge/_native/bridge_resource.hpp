@@ -101,13 +101,8 @@ class BridgeResource {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > kGranule) {
       throw std::invalid_argument("rmm_managed_bridge: an alignment is a power of two up to 262144");
     }
-    Request request;
-    request.bytes = bytes;
-    request.alignment = alignment;
-    request.side = Side::gpu;
-    request.host_ordered = host_ordered;
-    request.stream = stream;
-    request.who = who();
+    const Request request{.bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered,
+                          .stream = stream, .who = who()};
     Refusal refusal;
     void* ptr = heap_->allocate(request, refusal);
     switch (refusal) {

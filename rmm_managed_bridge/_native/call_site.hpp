@@ -71,8 +71,14 @@ class CallSites {
     _PyInterpreterFrame* frame = frame_of(thread);
     if (frame == nullptr) return false;
     PyObject* code = PyUnstable_InterpreterFrame_GetCode(frame);
-    const bool found = PyCode_Check(code) && !internal(reinterpret_cast<PyCodeObject*>(code));
-    if (found) site = intern(reinterpret_cast<PyCodeObject*>(code), PyUnstable_InterpreterFrame_GetLasti(frame));
+    const SiteKey key{reinterpret_cast<PyCodeObject*>(code), PyUnstable_InterpreterFrame_GetLasti(frame)};
+    bool found = key == last_key_;  // whose code the table keeps: a program allocates at one place again and again
+    if (found) {
+      site = last_site_;
+    } else if (PyCode_Check(code) && !internal(key.code)) {
+      found = true;
+      site = intern(key.code, key.instruction);
+    }
     Py_DECREF(code);
     return found;
 #else

@@ -36,14 +36,8 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
   Refusal refusal = Refusal::out_of_memory;
   void* ptr = nullptr;
   if (heap != nullptr) {
-    Request request;
-    request.bytes = bytes;
-    request.alignment = kGpuUnit;
-    request.side = Side::gpu;
-    request.host_ordered = false;
-    request.may_collect = true;
-    request.stream = stream;
-    request.who = guest.origin->capture(guest.framework, heap->track());
+    const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false, .may_collect = true,
+                          .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
     bool held = true;
     ptr = heap->allocate(request, refusal, nullptr, &held);
     if (!held) {
@@ -152,13 +146,8 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
   Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
   Refusal refusal = Refusal::out_of_memory;
   if (heap != nullptr) {
-    Request request;
-    request.bytes = bytes;
-    request.alignment = kGpuUnit;
-    request.side = Side::gpu;
-    request.host_ordered = false;
-    request.stream = stream;
-    request.who = guest.origin->capture(guest.framework, heap->track());
+    const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false,
+                          .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
     bool held = true;
     void* ptr = heap->allocate(request, refusal, nullptr, &held);
     if (refusal == Refusal::none) {

@@ -4,7 +4,6 @@
 // long as the process lives.
 #pragma once
 
-#include <array>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -21,6 +20,7 @@ struct Provenance {
   std::uint8_t framework = 0;
 };
 
+// Filled in as it is made, in one expression: copying a part that was just put together waits for its stores.
 struct Request {
   std::size_t bytes = 0;
   std::size_t alignment = 1;
@@ -45,7 +45,7 @@ class Heap : public Pool, public Kept {
   struct Found {
     Span* span = nullptr;
     Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
-    void* start = nullptr;
+    void* start = nullptr;  // null also for a block that was never handed out
   };
 
   Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
@@ -82,7 +82,6 @@ class Heap : public Pool, public Kept {
       process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
       return nullptr;
     }
-    count_live(static_cast<std::int64_t>(track_ == Track::off ? grant.span->block_bytes : request.bytes));
     if (zeroed != nullptr) *zeroed = grant.zeroed;
     if (held != nullptr) *held = grant.held;
     return grant.ptr;
@@ -114,27 +113,21 @@ class Heap : public Pool, public Kept {
     std::uint64_t bytes = found.span->block_bytes;
     if (const auto id = found.block->entry.load(std::memory_order_relaxed); id != 0) {
       found.block->entry.store(0, std::memory_order_relaxed);
-      const Entry entry = process.ledger.close(id);
-      bytes = entry.bytes;
-      if (process.budgets.any()) {
-        process.budgets.charge(process.ledger.key_of(entry.holder).tag, -static_cast<std::int64_t>(bytes));
-      }
-      if (heap->alone()) heap->remember_end(entry);
-      if (stated_bytes != kUnstated && stated_bytes != bytes) {
-        process.size_mismatches.fetch_add(1, std::memory_order_relaxed);
-        process.history.add({Action::size_mismatch, process.ledger.key_of(entry.holder), entry, stated_bytes});
-      }
-      if (process.record_all_events.load(std::memory_order_relaxed)) {
-        process.history.add({Action::deallocate, process.ledger.key_of(entry.holder), entry,
-                             stated_bytes == kUnstated ? 0 : stated_bytes});
-      }
+      const bool watched = heap->alone() || process.budgets.any() || process.record_all_events.load(std::memory_order_relaxed);
+      Entry ended;
+      bool told = false;
+      process.ledger.close(id, [&](const Entry& entry) {
+        bytes = entry.bytes;
+        told = watched || (stated_bytes != kUnstated && stated_bytes != bytes);
+        if (told) [[unlikely]] ended = entry;
+      });
+      if (told) [[unlikely]] heap->tell_end(ended, stated_bytes);
     }
-    heap->count_live(-static_cast<std::int64_t>(bytes));
     if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);
     StreamRef ref;
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
-    heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), (flags & Block::kExposed) != 0, given);
+    heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kExposed) != 0, given);
     // Giving memory back waits for the device, which a framework's free must not.
     if (heap->retired_.load(std::memory_order_acquire) && heap->live_count() == 0 && !process.keeper.wake() &&
         process.on_closed != nullptr) {
@@ -191,7 +184,7 @@ class Heap : public Pool, public Kept {
       return nullptr;
     }
     if (in_place) {
-      heap->account_resize(id, ptr, bytes, old_bytes);
+      heap->account_resize(id, ptr, bytes, growth);
       return ptr;
     }
     const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
@@ -206,16 +199,16 @@ class Heap : public Pool, public Kept {
     if (!ordered) {
       process.budgets.charge(key.tag, -growth);
       grant.block->flags.store(0);
-      heap->Pool::deallocate(grant.span, grant.block, grant.ptr, false, nullptr);
+      heap->Pool::deallocate({process.pages.find(grant.ptr), grant.block, bytes}, false, nullptr);
       return nullptr;
     }
     std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
     found.block->entry.store(0);
     grant.block->entry.store(id, std::memory_order_release);
-    heap->account_resize(id, grant.ptr, bytes, old_bytes);
+    heap->account_resize(id, grant.ptr, bytes, 0);
     // The hints were for these pages; those that the block moves to have none.
     if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);
-    heap->Pool::deallocate(found.span, found.block, static_cast<char*>(ptr), exposed, nullptr);
+    heap->Pool::deallocate({found.span, found.block, old_bytes}, exposed, nullptr);
     return grant.ptr;
   }
 
@@ -226,7 +219,7 @@ class Heap : public Pool, public Kept {
     const std::uint32_t index = found.span->index_of(ptr);
     if (index >= found.span->block_count) return found;
     found.block = &found.span->blocks.load(std::memory_order_acquire)[index];
-    found.start = found.span->block_at(index);
+    found.start = found.block->start;
     return found;
   }
 
@@ -245,12 +238,12 @@ class Heap : public Pool, public Kept {
 
   // The bridge's own thread looks after the heap.
   Delay keep() noexcept override {
-    if (!process().running() || ended_) return kNever;
+    if (!process().running() || ended()) return kNever;
     if (!retired()) return tend();
     try {
       if (live_count() != 0) return tend();
       if (close(false)) {
-        ended_ = true;
+        ended_.store(true, std::memory_order_release);
         if (process().on_closed != nullptr) process().on_closed();
         return kNever;
       }
@@ -261,10 +254,12 @@ class Heap : public Pool, public Kept {
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
-  std::size_t live_bytes() const noexcept {
-    std::int64_t sum = 0;
-    for (const Counter& counter : live_bytes_) sum += counter.bytes.load(std::memory_order_relaxed);
-    return static_cast<std::size_t>(sum);
+  // The keeper has closed it: only what Python holds for it is left.
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+  // As asked for; without a ledger nobody knows at a free what that was, and blocks count as large as they are.
+  std::size_t live_bytes() {
+    const PoolNumbers now = numbers();
+    return track_ == Track::off ? now.used_bytes : now.asked_bytes;
   }
   int device() const noexcept { return device_; }
   std::uint8_t kind() const noexcept { return kind_; }
@@ -285,20 +280,36 @@ class Heap : public Pool, public Kept {
         if (shown) expose(grant.block, grant.ptr, stream);
         if (track_ != Track::off) {
           Entry entry = entry_for(request, grant.ptr);
-          grant.block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
-          if (process().record_all_events.load(std::memory_order_relaxed)) {
-            process().history.add({Action::allocate, key_for(request.who), entry});
+          const HolderKey key = key_for(request.who);
+          grant.block->entry.store(process().ledger.open(entry, key), std::memory_order_release);
+          if (process().record_all_events.load(std::memory_order_relaxed)) [[unlikely]] {
+            process().history.add({Action::allocate, key, entry});
           }
         }
         return Refusal::none;
       } catch (const std::bad_alloc&) {
         grant.block->flags.store(0);
-        Pool::deallocate(grant.span, grant.block, grant.ptr, shown, shown ? nullptr : &stream);
+        Pool::deallocate({process().pages.find(grant.ptr), grant.block, request.bytes}, shown, shown ? nullptr : &stream);
         refusal = Refusal::out_of_memory;
       }
     }
     if (budgeted) process().budgets.charge(request.who.tag, -bytes);
     return refusal;
+  }
+
+  // Of a free that somebody has asked to know of, or that states another size than was recorded.
+  [[gnu::noinline]] void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
+    Process& all = process();
+    const HolderKey key = all.ledger.key_of(entry.holder);
+    all.budgets.charge(key.tag, -static_cast<std::int64_t>(entry.bytes));
+    if (alone()) remember_end(entry);
+    if (stated_bytes != kUnstated && stated_bytes != entry.bytes) {
+      all.size_mismatches.fetch_add(1, std::memory_order_relaxed);
+      all.history.add({Action::size_mismatch, key, entry, stated_bytes});
+    }
+    if (all.record_all_events.load(std::memory_order_relaxed)) {
+      all.history.add({Action::deallocate, key, entry, stated_bytes == kUnstated ? 0 : stated_bytes});
+    }
   }
 
   // True if another try is worth it: Python made room.
@@ -357,37 +368,24 @@ class Heap : public Pool, public Kept {
     return why;
   }
 
-  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::size_t old_bytes) noexcept {
-    if (id == 0) {  // then blocks count as large as they are
-      bytes = find(process(), ptr).span->block_bytes;
-      count_live(static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes));
-      return;
-    }
+  // `growth`: of a block that stays where it is; one that moves is counted by the pool.
+  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::ptrdiff_t growth) noexcept {
+    if (growth != 0) resized(growth);
+    if (id == 0) return;
     process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
-    count_live(static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes));
     Entry entry;
     if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
       process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
     }
   }
 
-  // Threads count in lines of their own: one shared counter would cost each of eight threads more than a whole pair.
-  struct alignas(64) Counter {
-    std::atomic<std::int64_t> bytes{0};
-  };
-
-  void count_live(std::int64_t bytes) noexcept {
-    live_bytes_[native_thread_id() % live_bytes_.size()].bytes.fetch_add(bytes, std::memory_order_relaxed);
-  }
-
   const std::int16_t device_;
   const std::uint8_t kind_;
   const Track track_;
   std::atomic<bool> retired_{false};
-  bool ended_ = false;  // of the keeper's thread
+  std::atomic<bool> ended_{false};
   SpinLock ended_lock_;
   std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode
-  std::array<Counter, 16> live_bytes_;
 };
 
 }  // namespace rmm_bridge

@@ -72,11 +72,7 @@ struct NumpyGuest {
     if (from == nullptr || bytes < least_bytes.load(std::memory_order_relaxed) || !process->running()) {
       return plain.allocate(bytes, zeros);
     }
-    Request request;
-    request.bytes = bytes;
-    request.alignment = kCpuUnit;
-    request.side = Side::cpu;
-    request.who = origin->capture(framework, from->track());
+    const Request request{.bytes = bytes, .alignment = kCpuUnit, .who = origin->capture(framework, from->track())};
     Refusal refusal;
     bool zeroed = false;
     void* ptr = from->allocate(request, refusal, &zeroed);

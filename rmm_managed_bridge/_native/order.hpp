@@ -1,9 +1,13 @@
 // Which device work a freed block must wait for: events, and the lanes that stand for streams.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "driver.hpp"
@@ -145,6 +149,43 @@ class EventPool {
 
 inline DeviceEvent::~DeviceEvent() { home->put(handle); }
 
+// Blocks of one size, the newest on top. A std::vector whose growing is out of the way: the compiler makes a call of each
+// push_back.
+class alignas(32) BlockStack {  // a power of two: the number of them is not divided for
+ public:
+  BlockStack() = default;
+  BlockStack(BlockStack&& other) noexcept
+      : bottom_(std::exchange(other.bottom_, nullptr)), top_(std::exchange(other.top_, nullptr)), end_(std::exchange(other.end_, nullptr)) {}
+  BlockStack& operator=(BlockStack&&) = delete;
+  ~BlockStack() { std::free(bottom_); }
+
+  bool empty() const noexcept { return top_ == bottom_; }
+  bool full() const noexcept { return top_ == end_; }
+  std::size_t size() const noexcept { return static_cast<std::size_t>(top_ - bottom_); }
+  Block** begin() const noexcept { return bottom_; }
+  Block** end() const noexcept { return top_; }
+  void clear() noexcept { top_ = bottom_; }
+  void push(Block* block) noexcept { *top_++ = block; }  // unless full
+  Block* pop() noexcept { return *--top_; }
+
+  // Room for so many more. Throws std::bad_alloc and then has changed nothing.
+  [[gnu::noinline]] void reserve(std::size_t more) {
+    const std::size_t count = size();
+    if (static_cast<std::size_t>(end_ - top_) >= more) return;
+    const std::size_t room = std::max({2 * count, count + more, std::size_t{16}});
+    auto* grown = static_cast<Block**>(std::realloc(bottom_, room * sizeof(Block*)));
+    if (grown == nullptr) throw std::bad_alloc();
+    bottom_ = grown;
+    top_ = grown + count;
+    end_ = grown + room;
+  }
+
+ private:
+  Block** bottom_ = nullptr;
+  Block** top_ = nullptr;
+  Block** end_ = nullptr;
+};
+
 // The part of a lane that its own stream uses without the pool's lock: blocks that were freed last, and counts that the
 // pool has not seen yet. Guarded by its own lock, which is taken under the pool's or alone. `Pool::drain` moves what is
 // here to the lane; whoever looks at a lane under the pool's lock drains it first.
@@ -152,12 +193,20 @@ struct alignas(64) Front {
   SpinLock lock;
   bool open = false;       // the lane is owned: frees need no event
   std::uint64_t key = 0;   // of the lane's stream, while open
-  std::vector<std::vector<char*>> bins;  // by size class
+  std::vector<BlockStack> bins;  // by size class
   std::size_t free_bytes = 0;
   std::ptrdiff_t live_delta = 0;
   std::ptrdiff_t used_delta = 0;
+  std::ptrdiff_t asked_delta = 0;  // of what was asked for in them
 
-  bool untouched() const noexcept { return free_bytes == 0 && live_delta == 0 && used_delta == 0; }
+  // Makes room for more blocks of a class. Throws std::bad_alloc.
+  [[gnu::noinline]] BlockStack& make_room(std::uint32_t class_index, std::size_t more) {
+    if (bins.size() <= class_index) bins.resize(class_index + 1);
+    bins[class_index].reserve(more);
+    return bins[class_index];
+  }
+
+  bool untouched() const noexcept { return free_bytes == 0 && live_delta == 0 && used_delta == 0 && asked_delta == 0; }
 };
 
 // The free blocks that one stream may take without waiting, and how the end of that stream's work can be known.
@@ -173,11 +222,11 @@ struct Lane {
   std::size_t live_count = 0;  // blocks handed out on this lane
   std::uint64_t version = 0;   // counts changes of `events`
   std::vector<EventRef> events;
-  std::vector<std::vector<char*>> bins;  // by size class
+  std::vector<std::vector<Block*>> bins;  // by size class
   std::size_t free_bytes = 0;
   Front front;
 
-  std::vector<char*>& bin(std::uint32_t class_index) {
+  std::vector<Block*>& bin(std::uint32_t class_index) {
     if (bins.size() <= class_index) bins.resize(class_index + 1);
     return bins[class_index];
   }
@@ -194,7 +243,7 @@ struct Wait {
 struct Batch {
   std::uint64_t number = 0;
   std::vector<Wait> waits;  // each keeps its lane's number taken until the batch is done
-  std::vector<char*> blocks;
+  std::vector<Block*> blocks;
   std::size_t bytes = 0;
   bool fresh = false;  // CPU blocks that no work is known of: see Pool::flush_fresh
 };

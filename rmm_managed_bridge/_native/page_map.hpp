@@ -24,7 +24,7 @@ inline constexpr std::size_t kGranule = std::size_t{1} << kGranuleBits;
 class PageMap {
  public:
   // Null for an address that no live span covers.
-  Span* find(const void* address) const noexcept {
+  [[gnu::always_inline]] Span* find(const void* address) const noexcept {
     const auto number = reinterpret_cast<std::uintptr_t>(address) >> kGranuleBits;
     if (number >> (2 * kLevelBits)) return nullptr;
     const Leaf* leaf = root_[number >> kLevelBits].load(std::memory_order_acquire);
@@ -72,7 +72,7 @@ class PageMap {
  private:
   static constexpr unsigned kLevelBits = 15;  // 2 * 15 + 18 = 48 bits of address
   static constexpr std::uintptr_t kMask = (std::uintptr_t{1} << kLevelBits) - 1;
-  Span* find_alone(const void* address) const noexcept {
+  [[gnu::noinline]] Span* find_alone(const void* address) const noexcept {
     const auto number = reinterpret_cast<std::uintptr_t>(address);
     std::scoped_lock lock(alone_lock_);
     auto after = alone_.upper_bound(number);

@@ -39,7 +39,6 @@ enum class Refusal : int {
 
 struct Grant {
   char* ptr = nullptr;
-  Span* span = nullptr;
   Block* block = nullptr;
   bool zeroed = false;
   bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
@@ -63,6 +62,7 @@ struct PoolOptions {
 struct PoolNumbers {
   std::size_t reserved_bytes = 0;
   std::size_t used_bytes = 0;
+  std::size_t asked_bytes = 0;
   std::size_t quarantined_bytes = 0;
   std::size_t largest_free_bytes = 0;
   std::size_t lane_count = 0;
@@ -115,62 +115,33 @@ class Pool : public ForkLocks {
   }
 
   Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
-    try {
-      const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
-      const SizeClass wanted = options_.alone      ? SizeClass{0, bytes}
-                               : alignment <= unit ? size_class(bytes, unit)
-                                                   : aligned_class(bytes, alignment, unit);
-      if (take_front(wanted, side, stream, out)) return Refusal::none;
-      const Advising advising{*this, out};
-      Want want{wanted, side, ready_lane(side), alignment, true};
-      {
-        std::scoped_lock lock(lock_);
-        if (!stream.host()) {
-          Lane& lane = lanes_.get(stream);
-          want.lane = lane.index;
-          want.held = lane.owned;
-          if (lane.owned) remember(stream.key, lane);
-        }
-        if (take_idle(want, out)) return Refusal::none;
-        ++lanes_.at(want.lane).users;
-      }
-      const LaneUse use(*this, want.lane);
-      if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
-      if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
-      if (!stream.host() && steal(want, stream, out)) return Refusal::none;
-      flush_fresh();
-      if (wait_a_while(want, out)) return Refusal::none;
-      if (grow(want, out)) return Refusal::none;
-      if (trim() != 0 && grow(want, out)) return Refusal::none;
-      // Last, what other work still holds: wait for it, oldest first.
-      while (wait_for_oldest()) {
-        if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
-        if (trim() != 0 && grow(want, out)) return Refusal::none;
-      }
-    } catch (const std::bad_alloc&) {
-    }
-    return Refusal::out_of_memory;
+    const SizeClass size = class_of(bytes, alignment, side);
+    if (take_front(size, bytes, side, stream, out)) return Refusal::none;
+    return allocate_slowly({size, side, ready_lane(side), alignment, bytes}, stream, out);
   }
 
-  // `block` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
+  struct Freeing {
+    Span* span;
+    Block* block;
+    std::size_t asked_bytes;  // as `allocate` was asked, and `resized` since
+  };
+
+  // `freed` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
-  void deallocate(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) noexcept {
-    try {
-      bool full = false;
-      if (!exposed && put_front(span, block, ptr, stream, full)) {
-        if (full) {
-          flush_fresh();
-          poll();
-        }
-        return;
-      }
-      free_block(span, block, ptr, exposed, stream);
-    } catch (const std::bad_alloc&) {
-      // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
-      std::scoped_lock lock(lock_);
-      lost_bytes_ += span->block_bytes;
-      --live_count_;
+  void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+    bool full = false;
+    if (exposed || !put_front(freed, stream, full)) {
+      deallocate_slowly(freed, exposed, stream);
+    } else if (full) {
+      flush_fresh();
+      poll();
     }
+  }
+
+  // A live block now stands for so many bytes more (or fewer) than was asked.
+  void resized(std::ptrdiff_t bytes) noexcept {
+    std::scoped_lock lock(lock_);
+    asked_bytes_ += static_cast<std::size_t>(bytes);
   }
 
   // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
@@ -241,7 +212,7 @@ class Pool : public ForkLocks {
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);
     drain_all();
-    return {reserved_bytes_, used_bytes_, quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_,
+    return {reserved_bytes_, used_bytes_, asked_bytes_, quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_,
             std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
   }
 
@@ -280,6 +251,7 @@ class Pool : public ForkLocks {
     Side side;
     std::uint16_t lane;
     std::size_t alignment;
+    std::size_t asked_bytes;
     bool held = true;
   };
 
@@ -311,9 +283,15 @@ class Pool : public ForkLocks {
     return body();
   }
 
+  SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
+    const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
+    if (options_.alone) return {0, bytes};
+    return alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
+  }
+
   // Without the pool's lock. In pool_front.hpp:
-  bool take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept;
-  bool put_front(Span* span, Block* block, char* ptr, const StreamRef* stream, bool& full) noexcept;
+  bool take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream, Grant& out) noexcept;
+  bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
   bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
   void remember(std::uint64_t key, Lane& lane) noexcept;
 
@@ -329,12 +307,14 @@ class Pool : public ForkLocks {
   bool take_idle(const Want& want, Grant& out);
   bool take_new(const Want& want, Grant& out, bool any_size);
   void prepare(Span* span, const Want& want);
-  void hand_out(char* ptr, Span* span, std::uint32_t index, const Want& want, bool zeroed, Grant& out) noexcept;
-  void put(Lane& lane, const Span* span, char* ptr);
-  void settle(char* ptr) noexcept;
+  Block* first_time(const Span* span, std::uint32_t index) noexcept;
+  void hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept;
+  void put(Lane& lane, const Span* span, Block* block);
+  void settle(Block* block) noexcept;
   void release_idle_slabs(Side side);
 
   // Takes the lock itself. In pool_blocks.hpp:
+  Refusal allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept;
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
   void advise(const Grant& grant) noexcept;
@@ -358,9 +338,10 @@ class Pool : public ForkLocks {
   void tidy(Lane& lane) noexcept;
 
   // Takes the lock itself. In pool_frees.hpp:
-  void free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream);
-  void free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream);
-  void free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream);
+  void deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept;
+  void free_block(const Freeing& freed, bool exposed, const StreamRef* stream);
+  void free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream);
+  void free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream);
   void flush_fresh() noexcept;
   std::vector<EventRef> work_of_departed();
   void note_fresh_batches(int change) noexcept;  // under the lock
@@ -396,7 +377,8 @@ class Pool : public ForkLocks {
   std::vector<std::unique_ptr<Block[]>> block_tables_;
   std::uint64_t next_batch_ = 0;
   std::size_t reserved_bytes_ = 0;
-  std::size_t used_bytes_ = 0;
+  std::size_t used_bytes_ = 0;   // of live blocks
+  std::size_t asked_bytes_ = 0;  // of what was asked for in them
   std::size_t quarantined_bytes_ = 0;
   std::size_t lost_bytes_ = 0;
   std::size_t live_count_ = 0;

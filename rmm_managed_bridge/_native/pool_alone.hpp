@@ -72,7 +72,8 @@ inline bool Pool::grow_alone(const Want& want, Grant& out) {
     span->side = want.side;
     span->zeroed = false;
     span->base = chunk->base;
-    span->bytes = span->block_bytes = chunk->bytes;
+    span->bytes = chunk->bytes;
+    span->set_block_bytes(chunk->bytes);
     span->class_index = want.size.index;
     span->block_count = span->fresh_index = 1;
     process_.pages.set_alone(chunk->upstream_base, chunk->upstream_bytes, span);
@@ -89,7 +90,7 @@ inline bool Pool::grow_alone(const Want& want, Grant& out) {
   std::scoped_lock lock(lock_);
   span->idle_count = 0;
   span->state.store(Span::State::blocks, std::memory_order_release);
-  hand_out(span->base, span, 0, want, false, out);
+  hand_out(first_time(span, 0), want, false, out);
   return true;
 }
 

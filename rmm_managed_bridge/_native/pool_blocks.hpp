@@ -13,6 +13,40 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
   return std::max<std::size_t>(std::size_t{2} << 20, round_to_granule(8 * block_bytes));
 }
 
+// What the front has not got: from the lane, the ready lane, a slab, another lane, upstream, and then from what work
+// still holds.
+[[gnu::noinline]] inline Refusal Pool::allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept {
+  try {
+    const Advising advising{*this, out};
+    {
+      std::scoped_lock lock(lock_);
+      if (!stream.host()) {
+        Lane& lane = lanes_.get(stream);
+        want.lane = lane.index;
+        want.held = lane.owned;
+        if (lane.owned) remember(stream.key, lane);
+      }
+      if (take_idle(want, out)) return Refusal::none;
+      ++lanes_.at(want.lane).users;
+    }
+    const LaneUse use(*this, want.lane);
+    if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
+    if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
+    if (!stream.host() && steal(want, stream, out)) return Refusal::none;
+    flush_fresh();
+    if (wait_a_while(want, out)) return Refusal::none;
+    if (grow(want, out)) return Refusal::none;
+    if (trim() != 0 && grow(want, out)) return Refusal::none;
+    // Last, what other work still holds: wait for it, oldest first.
+    while (wait_for_oldest()) {
+      if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
+      if (trim() != 0 && grow(want, out)) return Refusal::none;
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  return Refusal::out_of_memory;
+}
+
 inline bool Pool::take_idle(const Want& want, Grant& out) {
   const std::uint16_t ready = ready_lane(want.side);
   for (std::uint16_t index : {want.lane, ready}) {
@@ -20,12 +54,11 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
     drain(lane);
     if (lane.bins.size() <= want.size.index || lane.bins[want.size.index].empty()) continue;
     auto& bin = lane.bins[want.size.index];
-    char* ptr = bin.back();
+    Block* block = bin.back();
     bin.pop_back();
     lane.free_bytes -= want.size.bytes;
     refill(lane, want.size);
-    Span* span = process_.pages.find(ptr);
-    hand_out(ptr, span, span->index_of(ptr), want, false, out);
+    hand_out(block, want, false, out);
     return true;
   }
   auto& filling = filling_[static_cast<int>(want.side)];
@@ -33,7 +66,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
   Span* span = filling[want.size.index];
   const std::uint32_t index = span->fresh_index++;
   if (span->fresh_index == span->block_count) filling[want.size.index] = nullptr;
-  hand_out(span->block_at(index), span, index, want, span->zeroed, out);
+  hand_out(first_time(span, index), want, span->zeroed, out);
   return true;
 }
 
@@ -50,7 +83,7 @@ inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   }
   span->fresh_index = 1;
   if (span->block_count > 1) filling_[static_cast<int>(want.side)][want.size.index] = span;
-  hand_out(span->base, span, 0, want, span->zeroed, out);
+  hand_out(first_time(span, 0), want, span->zeroed, out);
   out.advice = span->chunk->advised.settle(span->base, span->bytes, want.size.bytes >= kLeastAdvised, process_.hugepages);
   return true;
 }
@@ -65,32 +98,37 @@ inline void Pool::prepare(Span* span, const Want& want) {
     span->blocks.store(block_tables_.back().get(), std::memory_order_release);
     span->block_capacity = count;
   }
-  span->block_bytes = want.size.bytes;
+  span->set_block_bytes(want.size.bytes);
   span->class_index = want.size.index;
   span->block_count = count;
   span->state.store(Span::State::blocks, std::memory_order_release);
 }
 
-inline void Pool::hand_out(char* ptr, Span* span, std::uint32_t index, const Want& want, bool zeroed,
-                           Grant& out) noexcept {
+inline Block* Pool::first_time(const Span* span, std::uint32_t index) noexcept {
   Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
+  block->start = span->block_at(index);
+  return block;
+}
+
+inline void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept {
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(want.lane, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
   if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
-  used_bytes_ += span->block_bytes;
+  used_bytes_ += want.size.bytes;
+  asked_bytes_ += want.asked_bytes;
   ++live_count_;
-  out = {ptr, span, block, zeroed, want.held, {}};
+  out = {block->start, block, zeroed, want.held, {}};
 }
 
-inline void Pool::put(Lane& lane, const Span* span, char* ptr) {
-  lane.bin(span->class_index).push_back(ptr);
+inline void Pool::put(Lane& lane, const Span* span, Block* block) {
+  lane.bin(span->class_index).push_back(block);
   lane.free_bytes += span->block_bytes;
 }
 
 // Nothing touches the block any more: anybody of its side may have it.
-inline void Pool::settle(char* ptr) noexcept {
-  Span* span = process_.pages.find(ptr);
+inline void Pool::settle(Block* block) noexcept {
+  Span* span = process_.pages.find(block->start);
   if (options_.alone) {
     settle_alone(span);
     return;
@@ -101,7 +139,7 @@ inline void Pool::settle(char* ptr) noexcept {
     return;
   }
   try {
-    put(lanes_.at(ready_lane(span->side)), span, ptr);
+    put(lanes_.at(ready_lane(span->side)), span, block);
   } catch (const std::bad_alloc&) {
     lost_bytes_ += span->block_bytes;  // see `deallocate`
   }
@@ -112,19 +150,19 @@ inline void Pool::release_idle_slabs(Side side) {
   Lane& ready = lanes_.at(ready_lane(side));
   drain(ready);
   for (auto& bin : ready.bins) {
-    for (char* ptr : bin) ++process_.pages.find(ptr)->idle_count;
+    for (const Block* block : bin) ++process_.pages.find(block->start)->idle_count;
     std::vector<Span*> idle;
-    auto kept = std::partition(bin.begin(), bin.end(), [&](char* ptr) {
-      const Span* span = process_.pages.find(ptr);
+    auto kept = std::partition(bin.begin(), bin.end(), [&](const Block* block) {
+      const Span* span = process_.pages.find(block->start);
       return span->idle_count != span->fresh_index;
     });
     for (auto it = kept; it != bin.end(); ++it) {
-      Span* span = process_.pages.find(*it);
+      Span* span = process_.pages.find((*it)->start);
       ready.free_bytes -= span->block_bytes;
-      if (*it == span->base) idle.push_back(span);
+      if ((*it)->start == span->base) idle.push_back(span);
     }
     bin.erase(kept, bin.end());
-    for (char* ptr : bin) process_.pages.find(ptr)->idle_count = 0;
+    for (const Block* block : bin) process_.pages.find(block->start)->idle_count = 0;
     for (Span* span : idle) {
       auto& filling = filling_[static_cast<int>(side)][span->class_index];
       if (filling == span) filling = nullptr;
@@ -138,7 +176,7 @@ inline void Pool::release_idle_slabs(Side side) {
 inline void Pool::advise(const Grant& grant) noexcept {
   if (grant.advice.bytes == 0 || process_.hugepages.give(grant.advice)) return;
   std::scoped_lock lock(lock_);
-  grant.span->chunk->advised.failed(grant.advice, process_.hugepages);
+  process_.pages.find(grant.ptr)->chunk->advised.failed(grant.advice, process_.hugepages);
 }
 
 inline bool Pool::grow(const Want& want, Grant& out) {

@@ -59,7 +59,7 @@ inline std::vector<std::uint16_t> Pool::lanes_of(std::uint16_t own, const char* 
 inline void Pool::quarantine(Batch&& batch) {
   if (batch.blocks.empty()) return;
   if (batch.waits.empty()) {
-    for (char* ptr : batch.blocks) settle(ptr);
+    for (Block* block : batch.blocks) settle(block);
     return;
   }
   for (const Wait& wait : batch.waits) ++lanes_.at(wait.lane).live_count;
@@ -69,7 +69,19 @@ inline void Pool::quarantine(Batch&& batch) {
   quarantine_.push_back(std::move(batch));
 }
 
-inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, const StreamRef* stream) {
+[[gnu::noinline]] inline void Pool::deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+  try {
+    free_block(freed, exposed, stream);
+  } catch (const std::bad_alloc&) {
+    // No memory for our own lists: the block is lost until the pool ends. A leak, never a dangling pointer.
+    std::scoped_lock lock(lock_);
+    lost_bytes_ += freed.span->block_bytes;
+    --live_count_;
+  }
+}
+
+inline void Pool::free_block(const Freeing& freed, bool exposed, const StreamRef* stream) {
+  const auto& [span, block, asked_bytes] = freed;
   const std::uint16_t own = block->lane.load(std::memory_order_relaxed);
   if (stream != nullptr && stream->host()) stream = nullptr;
   Lane* borrowed = nullptr;
@@ -79,13 +91,14 @@ inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, 
     const bool on_stream = stream != nullptr || own >= kFirstStreamLane;
     exposed = exposed || options_.alone || (span->side == Side::cpu && (on_stream || defers_cpu_frees()));
     used_bytes_ -= span->block_bytes;
+    asked_bytes_ -= asked_bytes;
     if (driver_ == nullptr || (!exposed && !on_stream)) {
-      settle(ptr);
+      settle(block);
       ended(own);
     } else if (!exposed) {
       Lane& lane = stream != nullptr ? lanes_.get(*stream) : lanes_.at(own);
       if (lane.owned) {
-        put(lane, span, ptr);
+        put(lane, span, block);
         ended(own);
       } else {
         ++lane.users;
@@ -94,17 +107,17 @@ inline void Pool::free_block(Span* span, Block* block, char* ptr, bool exposed, 
     }
   }
   if (borrowed != nullptr && stream != nullptr) {
-    free_borrowed(span, ptr, own, *borrowed, *stream);
+    free_borrowed(span, block, own, *borrowed, *stream);
   } else if (borrowed != nullptr || (driver_ != nullptr && exposed)) {
     if (borrowed != nullptr) with_lock([&] { --borrowed->users; });
-    free_exposed(span, ptr, own, stream);
+    free_exposed(span, block, own, stream);
   }
   with_lock([&] { --live_count_; });
   if (options_.alone) process_.keeper.wake();
 }
 
 // The handle is good only inside this call, so the event is recorded now.
-inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& lane, const StreamRef& stream) {
+inline void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream) {
   std::uint64_t version;
   std::uint64_t first_later_batch;
   with_lock([&] {
@@ -120,7 +133,7 @@ inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& 
     if (lane.version == version) lane.events.clear();
     ++lane.version;
     lane.events.push_back(event);
-    put(lane, span, ptr);
+    put(lane, span, block);
     // What was freed during a capture of this stream waited for a sign that it has ended: this is it.
     for (Batch& batch : quarantine_) {
       if (batch.number >= first_later_batch) break;  // its work may have come after the event
@@ -131,20 +144,20 @@ inline void Pool::free_borrowed(Span* span, char* ptr, std::uint16_t own, Lane& 
   } else {
     Batch batch;
     batch.waits.push_back({lane.index, nullptr, false});
-    batch.blocks.push_back(ptr);
+    batch.blocks.push_back(block);
     batch.bytes = span->block_bytes;
     quarantine(std::move(batch));
   }
   ended(own);
 }
 
-inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const StreamRef* stream) {
+inline void Pool::free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream) {
   std::vector<std::uint16_t> lanes;
   std::uint16_t given = 0;
   {
     std::scoped_lock lock(lock_);
     std::size_t required;
-    lanes = lanes_of(own, ptr, required);
+    lanes = lanes_of(own, block->start, required);
     if (stream != nullptr) {
       given = lanes_.get(*stream).index;
       if (std::find(lanes.begin(), lanes.end(), given) == lanes.end()) lanes.push_back(given);
@@ -165,7 +178,7 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
     batch.waits.push_back({index, std::move(event), false});
   }
   for (EventRef& event : work_of_departed()) batch.waits.push_back({kFreshLane, std::move(event), false});
-  batch.blocks.push_back(ptr);
+  batch.blocks.push_back(block);
   batch.bytes = span->block_bytes;
   std::scoped_lock lock(lock_);
   for (std::uint16_t index : unheld) {
@@ -174,7 +187,7 @@ inline void Pool::free_exposed(Span* span, char* ptr, std::uint16_t own, const S
     if (index != own || stream == nullptr) batch.waits.push_back({index, nullptr, false});
   }
   quarantine(std::move(batch));
-  if (auto found = exposures_.find(ptr); found != exposures_.end()) {
+  if (auto found = exposures_.find(block->start); found != exposures_.end()) {
     for (std::uint16_t index : found->second) ended(index);
     exposures_.erase(found);
   }

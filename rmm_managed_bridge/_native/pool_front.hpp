@@ -23,7 +23,8 @@ inline thread_local std::array<RememberedLane, 4> remembered_lanes;
 
 inline void Pool::remember(std::uint64_t key, Lane& lane) noexcept { remembered_lanes[key % 4] = {this, key, &lane}; }
 
-inline bool Pool::take_front(const SizeClass& size, Side side, const StreamRef& stream, Grant& out) noexcept {
+inline bool Pool::take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream,
+                             Grant& out) noexcept {
   Lane* lane = nullptr;
   if (stream.host()) {
     lane = &lanes_.at(ready_lane(side));
@@ -33,30 +34,30 @@ inline bool Pool::take_front(const SizeClass& size, Side side, const StreamRef& 
     lane = seen.lane;
   }
   Front& front = lane->front;
-  char* ptr;
+  Block* block;
   {
-    std::scoped_lock lock(front.lock);
+    const Locked lock(front.lock);
     if (!front.open || front.key != stream.key || front.bins.size() <= size.index || front.bins[size.index].empty()) {
       return false;
     }
-    ptr = front.bins[size.index].back();
-    front.bins[size.index].pop_back();
+    block = front.bins[size.index].pop();
     front.free_bytes -= size.bytes;
     front.used_delta += static_cast<std::ptrdiff_t>(size.bytes);
+    front.asked_delta += static_cast<std::ptrdiff_t>(asked_bytes);
     ++front.live_delta;
   }
-  Span* span = process_.pages.find(ptr);
-  Block* block = &span->blocks.load(std::memory_order_relaxed)[span->index_of(ptr)];
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(lane->index, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
-  out = {ptr, span, block, false, true, {}};
+  out.ptr = block->start;
+  out.block = block;
   return true;
 }
 
 // True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
 // With work on streams about, a CPU block goes to the fresh lane instead; `full`: that has enough for a batch.
-inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef* stream, bool& full) noexcept {
+inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
+  const auto& [span, block, asked_bytes] = freed;
   if (options_.alone) return false;
   std::uint16_t index = block->lane.load(std::memory_order_relaxed);
   if (index < kFirstStreamLane) {
@@ -68,16 +69,19 @@ inline bool Pool::put_front(Span* span, Block* block, char* ptr, const StreamRef
     }
   }
   Front& front = lanes_.at(index).front;
-  std::scoped_lock lock(front.lock);
+  const Locked lock(front.lock);
   if (!front.open || (stream != nullptr && front.key != stream->key)) return false;
-  try {
-    if (front.bins.size() <= span->class_index) front.bins.resize(span->class_index + 1);
-    front.bins[span->class_index].push_back(ptr);
-  } catch (const std::bad_alloc&) {
-    return false;
+  if (front.bins.size() <= span->class_index || front.bins[span->class_index].full()) [[unlikely]] {
+    try {
+      front.make_room(span->class_index, 1);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
   }
+  front.bins[span->class_index].push(block);
   front.free_bytes += span->block_bytes;
   front.used_delta -= static_cast<std::ptrdiff_t>(span->block_bytes);
+  front.asked_delta -= static_cast<std::ptrdiff_t>(asked_bytes);
   --front.live_delta;
   if (index == kFreshLane) {
     const int shift = fresh_shift_.load(std::memory_order_relaxed);
@@ -94,9 +98,8 @@ inline void Pool::refill(Lane& lane, const SizeClass& size) noexcept {
   std::scoped_lock lock(lane.front.lock);
   if (!lane.front.open) return;
   try {
-    auto& bins = lane.front.bins;
-    if (bins.size() <= size.index) bins.resize(size.index + 1);
-    bins[size.index].insert(bins[size.index].end(), bin.end() - static_cast<std::ptrdiff_t>(count), bin.end());
+    BlockStack& front = lane.front.make_room(size.index, count);
+    for (auto block = bin.end() - static_cast<std::ptrdiff_t>(count); block != bin.end(); ++block) front.push(*block);
   } catch (const std::bad_alloc&) {
     return;
   }
@@ -112,7 +115,7 @@ inline void Pool::drain(Lane& lane) noexcept {
   for (std::size_t index = 0; index < front.bins.size(); ++index) {
     auto& bin = front.bins[index];
     if (bin.empty()) continue;
-    const std::size_t bytes = bin.size() * process_.pages.find(bin.front())->block_bytes;
+    const std::size_t bytes = bin.size() * process_.pages.find((*bin.begin())->start)->block_bytes;
     try {
       auto& into = lane.bin(static_cast<std::uint32_t>(index));
       into.insert(into.end(), bin.begin(), bin.end());
@@ -126,7 +129,8 @@ inline void Pool::drain(Lane& lane) noexcept {
   lane.live_count += static_cast<std::size_t>(front.live_delta);  // wraps and comes back: it may arrive before its pair
   live_count_ += static_cast<std::size_t>(front.live_delta);
   used_bytes_ += static_cast<std::size_t>(front.used_delta);
-  front.live_delta = front.used_delta = 0;
+  asked_bytes_ += static_cast<std::size_t>(front.asked_delta);
+  front.live_delta = front.used_delta = front.asked_delta = 0;
 }
 
 inline void Pool::drain_all() noexcept {

@@ -296,7 +296,7 @@ inline bool Pool::poll() {
     if (!std::all_of(each.waits.begin(), each.waits.end(), [](const Wait& wait) { return wait.done; })) return false;
     quarantined_bytes_ -= each.bytes;
     if (each.fresh) note_fresh_batches(-1);
-    for (char* ptr : each.blocks) settle(ptr);
+    for (Block* block : each.blocks) settle(block);
     for (const Wait& wait : each.waits) ended(wait.lane);
     return moved = true;
   });
@@ -305,7 +305,7 @@ inline bool Pool::poll() {
     if (!lane.in_use || lane.owned || lane.version != each.version) continue;
     moved = moved || lane.free_bytes != 0;
     for (auto& bin : lane.bins) {
-      for (char* ptr : bin) settle(ptr);
+      for (Block* block : bin) settle(block);
       bin.clear();
     }
     lane.free_bytes = 0;

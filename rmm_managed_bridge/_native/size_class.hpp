@@ -24,7 +24,7 @@ struct SizeClass {
 };
 
 // `bytes` is at least 1 and at most kLargestRequest.
-constexpr SizeClass size_class(std::size_t bytes, std::size_t unit) {
+[[gnu::always_inline]] constexpr SizeClass size_class(std::size_t bytes, std::size_t unit) {
   const std::size_t units = (bytes + unit - 1) / unit;
   if (units <= 8) return {static_cast<std::uint32_t>(units - 1), units * unit};
   const unsigned width = std::bit_width(units - 1);

