@@ -1,32 +1,10 @@
 // A CUDA driver for tests: the functions that the bridge calls, and the strings a test pulls (fake_*).
 // Control functions name streams by id, since handles come back.
-#include <dlfcn.h>
-
-#include <cstring>
-
 #include "fake_cuda_enter.hpp"
 
 using namespace fake;
 
 namespace {
-
-bool gil_held() {
-  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
-  return check != nullptr && check() == 1;
-}
-
-// Ends what the nodes stand for, as waiting for the device does. With the GIL held, a Python function on a stream
-// never ends, and neither does the wait: reported here instead.
-CUresult wait_on_host(Device& d, const Front& nodes, const char* name) {
-  const bool open = std::any_of(nodes.begin(), nodes.end(), [](const NodeRef& node) { return !node->done; });
-  if (open && gil_held()) {
-    d.blame(std::string(name) + " waits with the GIL held" +
-            (d.needs_host(nodes) ? ", and a Python function is queued: a deadlock" : ""));
-    if (d.needs_host(nodes)) return CUDA_ERROR_UNKNOWN;
-  }
-  for (const NodeRef& node : nodes) d.finish(node.get());
-  return CUDA_SUCCESS;
-}
 
 Event* as_event(CUevent event) { return reinterpret_cast<Event*>(event); }
 }  // namespace
@@ -316,7 +294,7 @@ int fake_begin_capture(unsigned long long id, int mode) {
 
 int fake_end_capture(unsigned long long id) {
   FAKE_LOCKED;
-  return d.end_capture(d.by_id(id)) ? 1 : 0;
+  return d.end_capture(d.by_id(id)) == CUDA_SUCCESS ? 1 : 0;
 }
 
 void fake_set_attribute(int number, int which, int value) {

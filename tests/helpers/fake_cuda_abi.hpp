@@ -13,6 +13,8 @@ using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphExec = struct CUgraphExec_st*;
 using CUdevice_attribute = int;
 using CUpointer_attribute = int;
 
@@ -22,9 +24,11 @@ enum CUresult {
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_INVALID_HANDLE = 400,
+  CUDA_ERROR_ILLEGAL_STATE = 401,
   CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
   CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+  CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
   CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
   CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
   CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
@@ -54,6 +58,7 @@ enum CUmem_advise {
   CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
   CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
 };
+inline constexpr int CU_POINTER_ATTRIBUTE_IS_MANAGED = 8;
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define CU_STREAM_LEGACY (reinterpret_cast<CUstream>(0x1))
 #define CU_STREAM_PER_THREAD (reinterpret_cast<CUstream>(0x2))
@@ -62,7 +67,11 @@ inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
 #define cuDeviceTotalMem cuDeviceTotalMem_v2
 #define cuEventDestroy cuEventDestroy_v2
+#define cuGraphInstantiate cuGraphInstantiateWithFlags
 #define cuMemAdvise cuMemAdvise_v2
+#define cuMemFree cuMemFree_v2
 #define cuMemPrefetchAsync cuMemPrefetchAsync_v2
+#define cuStreamBeginCapture cuStreamBeginCapture_v2
+#define cuStreamDestroy cuStreamDestroy_v2
 
 #endif

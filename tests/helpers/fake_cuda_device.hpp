@@ -254,15 +254,20 @@ class Device {
     return stream->capture = captures_.back().get();
   }
 
-  // True if the graph is whole.
-  bool end_capture(Stream* stream) {
+  CUresult end_capture(Stream* stream) {
     Capture* capture = stream->capture;
-    if (capture == nullptr || capture->origin != stream) return false;
+    if (capture == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->origin != stream) {
+      lose(capture, "an end of a stream that joined it");
+      return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     for (Stream* member : capture->members) member->capture = nullptr;
-    const bool whole = !capture->lost && capture->members.size() == 1;
-    if (capture->members.size() != 1) blame("a stream joined a capture behind the user's back");
+    const bool joined = capture->members.size() != 1;
+    if (joined) blame("a stream joined a capture behind the user's back");
     capture->members.clear();
-    return whole;
+    return capture->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+           : joined      ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                         : CUDA_SUCCESS;
   }
 
   // All that is over: with thousands of tests in one process, it would make every look slow.

@@ -1,6 +1,8 @@
 // How every call of the fake driver begins and ends.
 #pragma once
 
+#include <dlfcn.h>
+
 #include "fake_cuda_device.hpp"
 
 namespace fake {
@@ -41,6 +43,24 @@ inline CUresult missing(CUstream handle, Device& d) {
   const bool ambient = handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   if (!ambient) d.blame("a destroyed stream's handle was used");
   return ambient ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
+}
+
+inline bool gil_held() {
+  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && check() == 1;
+}
+
+// Ends what the nodes stand for, as waiting for the device does. With the GIL held, a Python function on a stream
+// never ends, and neither does the wait: reported here instead.
+inline CUresult wait_on_host(Device& d, const Front& nodes, const char* name) {
+  const bool open = std::any_of(nodes.begin(), nodes.end(), [](const NodeRef& node) { return !node->done; });
+  if (open && gil_held()) {
+    d.blame(std::string(name) + " waits with the GIL held" +
+            (d.needs_host(nodes) ? ", and a Python function is queued: a deadlock" : ""));
+    if (d.needs_host(nodes)) return CUDA_ERROR_UNKNOWN;
+  }
+  for (const NodeRef& node : nodes) d.finish(node.get());
+  return CUDA_SUCCESS;
 }
 
 }  // namespace fake
