@@ -247,26 +247,29 @@ SKIPPED_CASE = '<testcase classname="tests.gpu.test_a" name="c"><skipped/></test
     ("cases", "pytest_code", "demo_code", "wrong"),
     [
         (GPU_CASE + UNIT_CASE + SKIPPED_CASE, 0, 0, ""),
-        (GPU_CASE + FAILED_CASE, 1, 0, "pytest: 1 failed, exit code 1"),
+        (GPU_CASE + FAILED_CASE, 1, 0, "test_a: 1 failed, exit code 1"),
         (UNIT_CASE + SKIPPED_CASE, 0, 0, "no test under tests/gpu passed"),
         (GPU_CASE, 0, 2, "the demo ended with exit code 2"),
-        (GPU_CASE, 139, 0, "pytest: 0 failed, exit code 139"),
+        (GPU_CASE, 139, 0, "test_a: 0 failed, exit code 139"),
     ],
 )
 def test_gpu_table_fails_when_anything_failed_or_nothing_ran(
     tmp_path: Path, cases: str, pytest_code: int, demo_code: int, wrong: str
 ) -> None:
-    """The verdict follows from the counts and both exit codes."""
+    """The verdict follows from the counts and all exit codes."""
     tool = load("gpu_table")
-    report = write(tmp_path, {"r.xml": f"<testsuites><testsuite>{cases}</testsuite></testsuites>"}) / "r.xml"
-    findings = tool.judge(tool.read_counts(report), pytest_code, demo_code)
+    xml = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    write(tmp_path, {"test_a.xml": xml, "test_a.code": f"{pytest_code} 3\n", "test_none.code": "5 0\n"})
+    findings = tool.judge(tool.read_runs(tmp_path), demo_code)
     assert len(findings) == bool(wrong)
     assert wrong in "".join(findings)
 
 
-def test_gpu_table_without_a_report(tmp_path: Path) -> None:
-    """A crashed pytest leaves no report; the table is still printed."""
-    result = run("gpu_table", tmp_path / "none.xml", 139, 0)
+def test_gpu_table_where_a_file_crashed(tmp_path: Path) -> None:
+    """It leaves no report; the others' counts and the table are still printed."""
+    xml = f"<testsuites><testsuite>{GPU_CASE}</testsuite></testsuites>"
+    write(tmp_path, {"test_a.xml": xml, "test_a.code": "0 1\n", "test_b.xml": "", "test_b.code": "139 7\n"})
+    result = run("gpu_table", tmp_path, 0)
     assert result.returncode == 1
-    assert "| tests passed        | 0 |" in result.stdout
-    assert "no test under tests/gpu passed" in result.stdout.splitlines()[-1]
+    assert "| tests passed        | 1 |" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("| test_b: 0 failed, exit code 139 |")
