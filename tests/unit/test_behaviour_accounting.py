@@ -159,6 +159,34 @@ def test_the_peak_tells_who_held_it_after_they_let_go() -> None:
         del later
 
 
+@pytest.mark.behaviour("M6")
+def test_peaks_are_right_to_256_kib_with_several_threads_and_exact_with_one(host_heap: Any) -> None:
+    """Threads count apart and tell each other in steps: what one has not told must not stay in another's peaks."""
+    live: list[list[int]] = [[] for _ in range(16)]
+
+    def grow(mine: list[int]) -> None:
+        mine += [host_heap.allocate(1000) for _ in range(500)]
+
+    def shrink(mine: list[int]) -> None:
+        while mine:
+            host_heap.deallocate(mine.pop())
+
+    bridge.reset_peak()
+    for work in (grow, shrink):
+        threads = [threading.Thread(target=work, args=(mine,)) for mine in live]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stats = bridge.stats()
+    assert stats.current_bytes == 0
+    assert abs(stats.peak_bytes - 16 * 500 * 1000) <= 256 << 10
+    bridge.reset_peak()
+    for size_bytes in (5, 40_000, 70_000):
+        host_heap.deallocate(host_heap.allocate(size_bytes))
+        assert bridge.stats().peak_bytes == size_bytes
+
+
 def test_more_peak_scopes_than_there_are_is_an_error_that_changes_nothing() -> None:
     scopes = [bridge.peak_scope().__enter__() for _ in range(64)]
     with pytest.raises(bridge.BridgeError, match="leave one"), bridge.peak_scope():

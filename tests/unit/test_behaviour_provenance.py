@@ -213,6 +213,22 @@ def test_a_tag_that_is_no_text_is_refused(name: Any) -> None:
         bridge.tag(name)
 
 
+def test_every_address_of_a_slab_leads_to_its_block(host_heap: Any) -> None:
+    """For every class of sizes, to the last block of a slab: an address that is found in its neighbour frees that."""
+    classes = [64 * unit for unit in range(1, 9)]
+    classes += [(64 << power) * (8 + eighth) // 8 for power in range(3, 15) for eighth in range(1, 9)]
+    for size_bytes in classes:
+        count = max((2 * MIB) // size_bytes, 8) + 1  # one more than the first slab has
+        ptrs = [host_heap.allocate(size_bytes, cpu=True) for _ in range(count)]
+        for ptr in (*ptrs[:3], *ptrs[-4:]):
+            serial = bridge.allocation_of(ptr).serial
+            assert bridge.allocation_of(ptr + size_bytes - 1).serial == serial, size_bytes
+            assert bridge.allocation_of(ptr + size_bytes // 2).serial == serial, size_bytes
+        for ptr in ptrs:
+            host_heap.deallocate(ptr)
+    assert host_heap.live_count == 0
+
+
 @pytest.mark.behaviour("P3")
 def test_views_and_interior_addresses_lead_to_one_record() -> None:
     array = np.empty(4 * MIB, "u1")
