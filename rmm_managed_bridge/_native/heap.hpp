@@ -104,7 +104,7 @@ class Heap : public Pool, public Kept {
   static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
                           const CUstream* stream, const Provenance& who) noexcept {
     if (!process.running()) return Freed::ignored;
-    if (found.block == nullptr || found.start != ptr) {
+    if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
     const std::uint8_t flags = found.block->flags.exchange(0, std::memory_order_acq_rel);
@@ -123,16 +123,12 @@ class Heap : public Pool, public Kept {
       });
       if (told) [[unlikely]] heap->tell_end(ended, stated_bytes);
     }
-    if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);
+    if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);
     StreamRef ref;
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
     heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kExposed) != 0, given);
-    // Giving memory back waits for the device, which a framework's free must not.
-    if (heap->retired_.load(std::memory_order_acquire) && heap->live_count() == 0 && !process.keeper.wake() &&
-        process.on_closed != nullptr) {
-      process.on_closed();
-    }
+    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon();
     return Freed::done;
   }
 
@@ -275,9 +271,9 @@ class Heap : public Pool, public Kept {
     const bool shown = request.side == Side::cpu && !stream.host();
     static constexpr StreamRef kHost;  // not a temporary: copying one waits for the stores that have just made it
     Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
-    if (refusal == Refusal::none) {
+    if (refusal == Refusal::none) [[likely]] {
       try {
-        if (shown) expose(grant.block, grant.ptr, stream);
+        if (shown) [[unlikely]] expose(grant.block, grant.ptr, stream);
         if (track_ != Track::off) {
           Entry entry = entry_for(request, grant.ptr);
           const HolderKey key = key_for(request.who);
@@ -295,6 +291,12 @@ class Heap : public Pool, public Kept {
     }
     if (budgeted) process().budgets.charge(request.who.tag, -bytes);
     return refusal;
+  }
+
+  // After a free. Giving memory back waits for the device, which a framework's free must not.
+  [[gnu::noinline]] void close_soon() noexcept {
+    Process& all = process();
+    if (live_count() == 0 && !all.keeper.wake() && all.on_closed != nullptr) all.on_closed();
   }
 
   // Of a free that somebody has asked to know of, or that states another size than was recorded.

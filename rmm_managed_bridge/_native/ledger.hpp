@@ -112,13 +112,13 @@ class Ledger {
     Shard& shard = shards_[mine];
     const auto bytes = static_cast<std::int64_t>(entry.bytes);
     const Locked lock(shard.lock);
-    if (shard.newest == nullptr || shard.newest->key != key) {
+    if (shard.newest == nullptr || shard.newest->key != key) [[unlikely]] {
       shard.newest = &shard.intern(key, epoch_.load(std::memory_order_relaxed));
     }
     Holder& holder = *shard.newest;
     const std::uint32_t slot = shard.take_slot();
     Entry& stored = shard.at(slot);
-    if (shard.next_serial == shard.last_serial) {
+    if (shard.next_serial == shard.last_serial) [[unlikely]] {
       shard.next_serial = serial_.fetch_add(kSerials, std::memory_order_relaxed);
       shard.last_serial = shard.next_serial + kSerials;
     }
@@ -309,12 +309,15 @@ class Ledger {
     std::vector<std::uint32_t> table;  // open addressing: holder index + 1
 
     // A program frees what it has just allocated, again and again.
-    Holder& holder(std::uint32_t index) { return newest->index == index ? *newest : holders[index]; }
+    Holder& holder(std::uint32_t index) {
+      if (newest->index == index) [[likely]] return *newest;
+      return holders[index];
+    }
 
     Entry& at(std::uint32_t slot) { return chunks[slot / kChunk][slot % kChunk]; }
 
     std::uint32_t take_slot() {
-      if (free_head != 0) {
+      if (free_head != 0) [[likely]] {
         const auto slot = static_cast<std::uint32_t>(free_head - 1);
         free_head = at(slot).bytes;
         return slot;
@@ -323,7 +326,7 @@ class Ledger {
       return used++;
     }
 
-    Holder& intern(HolderKey key, std::uint64_t epoch) {
+    [[gnu::noinline]] Holder& intern(HolderKey key, std::uint64_t epoch) {
       if (table.empty()) table.assign(64, 0);
       std::size_t slot = probe(key);
       if (table[slot] != 0) return holders[table[slot] - 1];
@@ -382,7 +385,7 @@ class Ledger {
   // Under the shard's lock.
   void count(Shard& shard, std::int64_t bytes) noexcept {
     shard.current_bytes += bytes;
-    if (std::abs(shard.current_bytes - shard.published_bytes) > kUnpublished) publish(shard);
+    if (std::abs(shard.current_bytes - shard.published_bytes) > kUnpublished) [[unlikely]] publish(shard);
   }
 
   void publish(Shard& shard) noexcept {
@@ -393,7 +396,7 @@ class Ledger {
   // A holder that did not change since the peak still has its value of then; the first change after it saves that.
   [[gnu::always_inline]] void change(Holder& holder, std::int64_t bytes, int count) noexcept {
     Usage& usage = holder.usage;
-    if (const std::uint64_t epoch = epoch_.load(std::memory_order_relaxed); holder.epoch != epoch) {
+    if (const std::uint64_t epoch = epoch_.load(std::memory_order_relaxed); holder.epoch != epoch) [[unlikely]] {
       holder.epoch = epoch;
       usage.at_peak_bytes = usage.current_bytes;
       usage.at_peak_count = usage.current_count;

@@ -116,7 +116,7 @@ class Pool : public ForkLocks {
 
   Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
     const SizeClass size = class_of(bytes, alignment, side);
-    if (take_front(size, bytes, side, stream, out)) return Refusal::none;
+    if (take_front(size, bytes, side, stream, out)) [[likely]] return Refusal::none;
     return allocate_slowly({size, side, ready_lane(side), alignment, bytes}, stream, out);
   }
 
@@ -130,7 +130,7 @@ class Pool : public ForkLocks {
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
   void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
     bool full = false;
-    if (exposed || !put_front(freed, stream, full)) {
+    if (exposed || !put_front(freed, stream, full)) [[unlikely]] {
       deallocate_slowly(freed, exposed, stream);
     } else if (full) {
       flush_fresh();
@@ -285,8 +285,9 @@ class Pool : public ForkLocks {
 
   SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
     const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
-    if (options_.alone) return {0, bytes};
-    return alignment <= unit ? size_class(bytes, unit) : aligned_class(bytes, alignment, unit);
+    if (options_.alone) [[unlikely]] return {0, bytes};
+    if (alignment <= unit) [[likely]] return size_class(bytes, unit);
+    return aligned_class(bytes, alignment, unit);
   }
 
   // Without the pool's lock. In pool_front.hpp:

@@ -33,8 +33,9 @@ struct SizeClass {
   return {static_cast<std::uint32_t>(8 + (width - 4) * 8 + (multiple - 9)), multiple * step * unit};
 }
 
+// Rare: devices and NumPy ask for no more than the unit.
 // The smallest class of at least `bytes` whose blocks are all aligned to `alignment`, a power of two.
-constexpr SizeClass aligned_class(std::size_t bytes, std::size_t alignment, std::size_t unit) {
+[[gnu::noinline]] constexpr SizeClass aligned_class(std::size_t bytes, std::size_t alignment, std::size_t unit) {
   SizeClass found = size_class(bytes, unit);
   while ((found.bytes & (alignment - 1)) != 0) found = size_class(found.bytes + 1, unit);
   return found;

@@ -17,6 +17,7 @@ import warp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measure import Row, best_ns, print_rows
+from sides import side_rows
 
 import rmm_managed_bridge as bridge
 
@@ -146,6 +147,8 @@ def main() -> None:
         Row("pair, 100,000 live, 50,000 free between", mine["fragmented"], "our empty pool", mine["pair"], 1.5),
         Row("the same", mine["fragmented"], "RMM pool, 5,000 live, 5,000 free", theirs["fragmented"], None),
     ]
+    with bridge.installed(frameworks=["numpy", "cupy", "warp"]):
+        rows += side_rows()
     device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     print_rows(
         f"{device}, RMM {rmm.__version__}, CuPy {cupy.__version__}, Warp {warp.__version__}, call sites on", rows
