@@ -4,7 +4,6 @@
 // long as the process lives.
 #pragma once
 
-#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -132,81 +131,10 @@ class Heap : public Pool, public Kept {
     return Freed::done;
   }
 
-  // The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.
-  // A call that the driver refuses leaves the advice: it changes speed, never contents.
-  void end_hints(void* ptr) noexcept {
-    const Hinted ended = process().hints.end(reinterpret_cast<std::uintptr_t>(ptr));
-    if (ended.low == ended.high || events() == nullptr) return;
-    const Driver& driver = process().driver;
-    DriverScope scope(&driver, events()->context());
-    auto undo = [&](CUmem_advise advice, int place) {
-      CUmemLocation location{};
-      location.type = place < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
-      location.id = std::max(place, 0);
-      driver.mem_advise(ended.low, ended.high - ended.low, advice, location);
-    };
-    if ((ended.advice & Hinted::kReadMostly) != 0) undo(CU_MEM_ADVISE_UNSET_READ_MOSTLY, -1);
-    if ((ended.advice & Hinted::kPreferred) != 0) undo(CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, -1);
-    for (unsigned bit = 0; bit <= Hinted::kCpuBit; ++bit) {
-      if ((ended.accessors >> bit & 1) == 0) continue;
-      undo(CU_MEM_ADVISE_UNSET_ACCESSED_BY, bit == Hinted::kCpuBit ? -1 : static_cast<int>(bit));
-    }
-  }
-
   // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
   // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
-  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
-    Found found = find(process, ptr);
-    if (found.block == nullptr || found.start != ptr || bytes == 0 || bytes > kLargestRequest) return nullptr;
-    auto* heap = static_cast<Heap*>(found.span->pool);
-    const auto id = found.block->entry.load(std::memory_order_acquire);
-    Entry entry;
-    const std::size_t old_bytes = process.ledger.read(id, entry) ? entry.bytes : found.span->block_bytes;
-    const SizeClass wanted = size_class(bytes, kCpuUnit);
-    const HolderKey key = id == 0 ? HolderKey{} : process.ledger.key_of(entry.holder);
-    const auto growth = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes);
-    const bool in_place = wanted.bytes == found.span->block_bytes && !heap->alone();
-    Grant grant;
-    for (int attempt = 0;; ++attempt) {
-      const bool charged = process.budgets.charge(key.tag, growth);
-      if (charged && (in_place || heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, StreamRef{}, grant) == Refusal::none)) {
-        break;
-      }
-      if (charged) process.budgets.charge(key.tag, -growth);
-      if (heap->relieved(bytes, attempt, false)) continue;
-      process.failures.fetch_add(1, std::memory_order_relaxed);
-      entry.bytes = bytes;
-      process.history.add({Action::failure, key, entry});
-      return nullptr;
-    }
-    if (in_place) {
-      heap->account_resize(id, ptr, bytes, growth);
-      return ptr;
-    }
-    const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
-    bool ordered = true;
-    if (exposed) {
-      try {
-        ordered = heap->synchronize(found.block, static_cast<char*>(ptr)) == Refusal::none;
-      } catch (const std::bad_alloc&) {
-        ordered = false;
-      }
-    }
-    if (!ordered) {
-      process.budgets.charge(key.tag, -growth);
-      grant.block->flags.store(0);
-      heap->Pool::deallocate({process.pages.find(grant.ptr), grant.block, bytes}, false, nullptr);
-      return nullptr;
-    }
-    std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
-    found.block->entry.store(0);
-    grant.block->entry.store(id, std::memory_order_release);
-    heap->account_resize(id, grant.ptr, bytes, 0);
-    // The hints were for these pages; those that the block moves to have none.
-    if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);
-    heap->Pool::deallocate({found.span, found.block, old_bytes}, exposed, nullptr);
-    return grant.ptr;
-  }
+  // In heap_resize.hpp.
+  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
 
   static Found find(Process& process, const void* ptr) noexcept {
     Found found;
@@ -293,57 +221,9 @@ class Heap : public Pool, public Kept {
     return refusal;
   }
 
-  // After a free. Giving memory back waits for the device, which a framework's free must not.
-  [[gnu::noinline]] void close_soon() noexcept {
-    Process& all = process();
-    if (live_count() == 0 && !all.keeper.wake() && all.on_closed != nullptr) all.on_closed();
-  }
-
-  // Of a free that somebody has asked to know of, or that states another size than was recorded.
-  [[gnu::noinline]] void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
-    Process& all = process();
-    const HolderKey key = all.ledger.key_of(entry.holder);
-    all.budgets.charge(key.tag, -static_cast<std::int64_t>(entry.bytes));
-    if (alone()) remember_end(entry);
-    if (stated_bytes != kUnstated && stated_bytes != entry.bytes) {
-      all.size_mismatches.fetch_add(1, std::memory_order_relaxed);
-      all.history.add({Action::size_mismatch, key, entry, stated_bytes});
-    }
-    if (all.record_all_events.load(std::memory_order_relaxed)) {
-      all.history.add({Action::deallocate, key, entry, stated_bytes == kUnstated ? 0 : stated_bytes});
-    }
-  }
-
   // True if another try is worth it: Python made room.
   bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
     return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
-  }
-
-  // Debug mode: whose a freed block was, for as long as it may still be found damaged.
-  void remember_end(const Entry& entry) noexcept {
-    try {
-      std::scoped_lock lock(ended_lock_);
-      endings_[entry.ptr] = entry;
-    } catch (const std::bad_alloc&) {  // then its damage is reported without a name
-    }
-  }
-
-  void forget_end(const char* ptr) noexcept override {
-    std::scoped_lock lock(ended_lock_);
-    endings_.erase(reinterpret_cast<std::uintptr_t>(ptr));
-  }
-
-  void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override {
-    Notice notice{kind, bytes, offset, HolderKey{}, Entry{}};
-    notice.who.device = device_;
-    notice.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
-    {
-      std::scoped_lock lock(ended_lock_);
-      if (auto found = endings_.find(notice.entry.ptr); found != endings_.end()) notice.entry = found->second;
-    }
-    if (notice.entry.serial != 0) notice.who = process().ledger.key_of(notice.entry.holder);
-    process().history.add({Action::damage, notice.who, notice.entry});
-    process().notice(notice);
   }
 
   HolderKey key_for(const Provenance& who) const noexcept { return {who.site, who.tag, device_, who.framework, kind_}; }
@@ -358,28 +238,17 @@ class Heap : public Pool, public Kept {
     return entry;
   }
 
-  static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes,
-                           const Provenance& who) noexcept {
-    process.foreign_frees.fetch_add(1, std::memory_order_relaxed);
-    HistoryEvent event{Action::foreign_free, HolderKey{who.site, who.tag, -1, who.framework, 0}, Entry{}};
-    event.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
-    event.entry.time_ns = coarse_time_ns();
-    event.entry.thread = native_thread_id();
-    event.stated_bytes = stated_bytes == kUnstated ? 0 : stated_bytes;
-    process.history.add(event);
-    return why;
-  }
+  // In heap_ends.hpp:
+  void end_hints(void* ptr) noexcept;
+  void close_soon() noexcept;
+  void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
+  void remember_end(const Entry& entry) noexcept;
+  void forget_end(const char* ptr) noexcept override;
+  void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
+  static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
 
-  // `growth`: of a block that stays where it is; one that moves is counted by the pool.
-  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::ptrdiff_t growth) noexcept {
-    if (growth != 0) resized(growth);
-    if (id == 0) return;
-    process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
-    Entry entry;
-    if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
-      process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
-    }
-  }
+  // In heap_resize.hpp:
+  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::ptrdiff_t growth) noexcept;
 
   const std::int16_t device_;
   const std::uint8_t kind_;
@@ -391,3 +260,6 @@ class Heap : public Pool, public Kept {
 };
 
 }  // namespace rmm_bridge
+
+#include "heap_ends.hpp"
+#include "heap_resize.hpp"

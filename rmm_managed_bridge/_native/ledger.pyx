@@ -90,7 +90,7 @@ def allocation_of(address):
     if number == 0 or not process.ledger.read(number, entry):
         return None
     # The block may have been freed, and its record used again, between the two look-ups.
-    if ptr < entry.ptr or ptr >= entry.ptr + max(entry.bytes, 1):
+    if ptr < entry.ptr or ptr - entry.ptr >= (entry.bytes if entry.bytes != 0 else 1):
         return None
     return _allocation(entry)
 

@@ -116,7 +116,7 @@ MUTANTS = {
         "heap.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
     ),
     "a resized block takes its advice along": Mutant(
-        "heap.hpp",
+        "heap_resize.hpp",
         "if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);",
         "found.block->flags.store(0);",
     ),
