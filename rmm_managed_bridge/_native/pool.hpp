@@ -5,7 +5,8 @@
 //   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
 //   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
 //
-// Threads: one lock, and one for each lane's front, which is what reuse on one stream takes. No CUDA call, no upstream call and no Python is made under them.
+// Threads: one lock, and one for each lane's front, which is what reuse on one stream takes. No CUDA call, no upstream call
+// and no Python is made under them.
 #pragma once
 
 #include <algorithm>
@@ -21,52 +22,13 @@
 
 #include "lanes.hpp"
 #include "page_heap.hpp"
+#include "pool_types.hpp"
 #include "process.hpp"
 #include "size_class.hpp"
 #include "spin_lock.hpp"
 #include "upstream.hpp"
 
 namespace rmm_bridge {
-
-enum class Refusal : int {
-  none,
-  out_of_memory,
-  capturing,  // the stream is being captured: managed memory cannot be had on it now
-  bad_stream,  // the driver does not know the stream, or a call on it failed
-  over_budget,    // the tag's limit would be passed
-  unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
-};
-
-struct Grant {
-  char* ptr = nullptr;
-  Block* block = nullptr;
-  bool zeroed = false;
-  bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
-  Advice advice;     // still to be given for its memory: see Pool::Advising
-};
-
-// What a pool is told when it is made. The defaults bound nothing.
-struct PoolOptions {
-  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
-  std::size_t limit_bytes = kNoLimit;              // of what is reserved from upstream
-  std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
-  std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
-  std::chrono::milliseconds patience{1000};        // that while
-  // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
-  bool cautious = true;
-  bool alone = false;  // debug mode: see pool_alone.hpp
-  bool hugepages = false;    // large CPU blocks are advised to use huge pages
-  bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
-};
-
-struct PoolNumbers {
-  std::size_t reserved_bytes = 0;
-  std::size_t used_bytes = 0;
-  std::size_t asked_bytes = 0;
-  std::size_t quarantined_bytes = 0;
-  std::size_t largest_free_bytes = 0;
-  std::size_t lane_count = 0;
-};
 
 class Pool : public ForkLocks {
  public:
@@ -353,6 +315,8 @@ class Pool : public ForkLocks {
                     std::uint64_t except = StreamRef::kHostKey);
   Refusal synchronize_device();
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
+
+  // In pool_wait.hpp, the first under the lock:
   EventRef oldest_event();
   bool wait_a_while(const Want& want, Grant& out);
 
@@ -406,3 +370,4 @@ class Pool : public ForkLocks {
 #include "pool_front.hpp"
 #include "pool_order.hpp"
 #include "pool_release.hpp"
+#include "pool_wait.hpp"

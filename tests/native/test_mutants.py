@@ -64,10 +64,10 @@ MUTANTS = {
     ),
     "a borrowed stream's event is lost": Mutant("pool_frees.hpp", "lane.events.push_back(event);", ""),
     "quarantine ends at the first look": Mutant(
-        "pool_order.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
+        "pool_wait.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
     ),
     "a borrowed lane counts as finished": Mutant(
-        "pool_order.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
+        "pool_wait.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
     ),
     "a lane is closed without an event": Mutant("pool_release.hpp", "record = lane.owned;", "record = false;"),
     "a view does not wait": Mutant(
