@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rmm_managed_bridge import reinitialize, state, traits
 from rmm_managed_bridge._native import core, pressure
-from rmm_managed_bridge.adapters.cupy import CupyAdapter
-from rmm_managed_bridge.adapters.numpy import NumpyAdapter
-from rmm_managed_bridge.adapters.torch import TorchAdapter, serve
-from rmm_managed_bridge.adapters.warp import WarpAdapter
-from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig, Hints, read_config
-from rmm_managed_bridge.errors import BackendError, BridgeWarning, FrameworkError, InstallError
+from rmm_managed_bridge.adapters.torch import serve
+from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
+from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError
 from rmm_managed_bridge.forks import warn_before_forks
 from rmm_managed_bridge.hints import policy
+from rmm_managed_bridge.hooks import Hooks
 from rmm_managed_bridge.internal_files import internal_prefixes
 from rmm_managed_bridge.pools import HostPools, Pools, RmmPools
 from rmm_managed_bridge.records import Status
@@ -27,8 +24,6 @@ from rmm_managed_bridge.survivors import describe_survivors
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.resource import ManagedBridgeResource
-
-Adapter = NumpyAdapter | CupyAdapter | WarpAdapter | TorchAdapter
 
 _log = logging.getLogger("rmm_managed_bridge")
 _lock = threading.RLock()
@@ -62,9 +57,7 @@ class Bridge:
         self._pools: Pools = _make_pools(config)
         self.backend = self._pools.backend
         self.reason = self._pools.reason
-        self._adapters: dict[str, Adapter] = {}
-        self._states: dict[str, str] = {}
-        self._numpy_asked = False
+        self._hooks = Hooks(self._pools, config)
         self._block_count = 0  # `with installed():` that are open; under _lock
         self._ends_with_blocks = False
 
@@ -95,8 +88,7 @@ class Bridge:
         """Open a ``with`` block. Returns what closes it: the last to close ends a bridge that a block has made."""
         self._block_count += 1
         self._ends_with_blocks = self._ends_with_blocks or made_it
-        numpy = self._adapters.get("numpy")
-        leave = numpy.enter_block(hooked_it=made_it) if isinstance(numpy, NumpyAdapter) else lambda: None
+        leave = self._hooks.enter_block(hooked_it=made_it)
 
         def close() -> None:
             with _lock:
@@ -111,48 +103,8 @@ class Bridge:
 
     def __repr__(self) -> str:
         where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
-        hooked = ", ".join(name for name, how in self._states.items() if how == "hooked") or "nothing"
+        hooked = ", ".join(name for name, how in self._hooks.states.items() if how == "hooked") or "nothing"
         return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
-
-    def _hook(self, name: str) -> None:
-        adapter = _make_adapter(name, self._pools, self.config, self._numpy_asked)
-        adapter.hook()
-        self._adapters[name] = adapter
-        self._states[name] = "hooked"
-
-    def _hook_all(self, names: Sequence[str], *, required: bool) -> None:
-        """Hook frameworks that are not hooked yet: all of them, or, if one that is required fails, none.
-
-        `required`: somebody named them.
-        """
-        if "numpy" not in self._adapters:
-            self._numpy_asked = required and "numpy" in names
-        hooked: list[str] = []
-        states = dict(self._states)
-        try:
-            for name in sorted(names, key=lambda name: name == "torch"):  # last: it cannot be undone
-                if name in self._adapters:
-                    continue
-                try:
-                    self._hook(name)
-                    hooked.append(name)
-                except FrameworkError as error:
-                    if required:
-                        raise
-                    self._states[name] = str(error)
-        except BaseException:
-            for name in reversed(hooked):
-                self._adapters.pop(name).unhook()
-            self._states = states
-            raise
-
-    def _unhook_all(self) -> list[str]:
-        complaints = []
-        for name in reversed(list(self._adapters)):
-            complaint = self._adapters.pop(name).unhook()
-            if complaint is not None:
-                complaints.append(complaint)
-        return complaints
 
     def _publish(self) -> None:
         state.current = Status(
@@ -160,8 +112,8 @@ class Bridge:
             backend=self.backend,
             reason=self.reason,
             devices=self.devices,
-            frameworks=dict(self._states),
-            numpy_scope=self.config.numpy_scope if "numpy" in self._adapters else None,
+            frameworks=dict(self._hooks.states),
+            numpy_scope=None if self._hooks.numpy is None else self.config.numpy_scope,
             track=self.config.track,
             hints=str(self.config.hints),
             hugepages=self.config.hugepages,
@@ -182,12 +134,7 @@ class Bridge:
             raise InstallError(
                 f"rmm.reinitialize changed the memory under the bridge, which was uninstalled: {error}"
             ) from error
-        for adapter in self._adapters.values():
-            if isinstance(adapter, NumpyAdapter):
-                adapter.move(self._pools.heap_for_numpy(asked=self._numpy_asked))
-            else:
-                adapter.move(self._pools.heaps)
-        serve(self._pools.heaps)
+        self._hooks.move()
         self._publish()
 
 
@@ -311,29 +258,29 @@ def install(
     with _lock:
         if _bridge is not None:
             _require_same(_bridge, config)
-            _bridge._hook_all(config.frameworks or (), required=True)
+            _bridge._hooks.hook(config.frameworks or (), required=True)
             _bridge._publish()
             return _bridge
         core.set_internal_files(internal_prefixes())
         bridge = Bridge(config)
         try:
-            if config.frameworks is None and "torch" in sys.modules:
-                bridge._states["torch"] = "its allocator cannot be changed back, so it is hooked only if it is named"
-            names = _imported() if config.frameworks is None else config.frameworks
-            bridge._hook_all(names, required=config.frameworks is not None)
+            if config.frameworks is None:
+                bridge._hooks.hook_imported()
+            else:
+                bridge._hooks.hook(config.frameworks, required=True)
             bridge._pools.attach()
             reinitialize.watch(_around_reinitialize)
             warn_before_forks()
             serve(bridge._pools.heaps)
         except BaseException:
-            bridge._unhook_all()
+            bridge._hooks.unhook()
             bridge._pools.detach()
             raise
         _bridge = bridge
         pressure.on_oom = config.on_oom
         policy.set_installed(config.hints)
         bridge._publish()
-        if (notice := bridge._pools.notice(numpy_asked=bridge._numpy_asked)) is not None:
+        if (notice := bridge._pools.notice(numpy_asked=bridge._hooks.numpy_asked)) is not None:
             warnings.warn(BridgeWarning(notice), stacklevel=2)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
@@ -376,13 +323,9 @@ def _uninstall(bridge: Bridge) -> None:
     state.current = state.NOT_INSTALLED
     policy.set_installed(Hints.none)
     reinitialize.unwatch()
-    complaints = bridge._unhook_all() + bridge._pools.detach()
+    complaints = bridge._hooks.unhook() + bridge._pools.detach()
     for complaint in complaints:
         warnings.warn(BridgeWarning(f"uninstall: {complaint}"), stacklevel=3)
-
-
-def _imported() -> tuple[str, ...]:
-    return tuple(name for name in FRAMEWORKS if name == "numpy" or (name in sys.modules and name != "torch"))
 
 
 def _make_pools(config: BridgeConfig) -> Pools:
@@ -392,16 +335,6 @@ def _make_pools(config: BridgeConfig) -> Pools:
     if backend == "host":
         return HostPools(config, reason)
     return RmmPools(config, backend, reason)
-
-
-def _make_adapter(name: str, pools: Pools, config: BridgeConfig, numpy_asked: bool) -> Adapter:
-    if name == "numpy":
-        return NumpyAdapter(pools.heap_for_numpy(asked=numpy_asked), config.numpy_min_bytes, config.numpy_scope)
-    if name == "cupy":
-        return CupyAdapter(pools.heaps)
-    if name == "torch":
-        return TorchAdapter(pools.heaps, pools.resources)
-    return WarpAdapter(pools.heaps)
 
 
 def _require_same(bridge: Bridge, config: BridgeConfig) -> None:

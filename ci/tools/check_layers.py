@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("access", "hints"),
     ("exports", "ipc", "provenance", "resource", "survivors", "views"),
     ("adapters", "pools", "reports"),
+    ("hooks",),
     ("install",),
     ("__init__",),  # below cli, which uses the public names as any other program does
     ("cli",),
