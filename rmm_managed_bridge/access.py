@@ -113,8 +113,9 @@ def checked_access() -> Iterator[None]:
     """Let every view that is made inside the block require that whoever gets it can touch it.
 
     `as_numpy` then requires access of the CPU, and `as_cupy`, `as_warp` and `as_torch` that of the device that is
-    current in their framework, where the next kernel would run. Without it only the kind of memory is looked at. The
-    setting belongs to the context (`contextvars`): tasks inherit it, other threads do not.
+    current in their framework, where the next kernel would run. A library that takes an `as_dlpack` export needs access
+    from the device that it asks for, and one that names no stream, from the CPU. Without this only the kind of memory
+    is looked at. The setting belongs to the context (`contextvars`): tasks inherit it, other threads do not.
     """
     token = _checked.set(True)
     try:

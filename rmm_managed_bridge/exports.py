@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, dlpack
+from rmm_managed_bridge.access import check_hand_over
 from rmm_managed_bridge.address import address_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.layout import HOST_ACCESSIBLE, dtype_of, require_ours
@@ -97,6 +98,9 @@ class DLPackArray:
         versioned = max_version is not None and max_version[0] >= 1
         if self._address.readonly and not versioned:
             raise BufferError("the array is read-only, which only DLPack 1.0 and newer can express")
+        # Without a stream a CPU library takes managed memory, too: NumPy does.
+        for_cpu = device[0] == dlpack.CPU or (stream is None and self._kind in HOST_ACCESSIBLE)
+        check_hand_over(lambda: "cpu" if for_cpu else device[1], self._x)
         return dlpack.capsule(
             self._lend(None if device[0] == dlpack.CPU else stream),
             self._address.ptr,

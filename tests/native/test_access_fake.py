@@ -190,6 +190,8 @@ def test_checked_access_makes_views_ask(fake: FakeCuda, bridge: Any, core: Any) 
         traits.device_traits.cache_clear()
         with pytest.raises(bridge.AccessError, match="no concurrent managed access"):
             bridge.as_numpy(array)
+        with pytest.raises(bridge.AccessError, match="no concurrent managed access"):
+            np.from_dlpack(bridge.as_dlpack(array))
     assert bridge.as_numpy(array) is array
     del array
     assert bench.close()
