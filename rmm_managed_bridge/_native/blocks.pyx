@@ -67,6 +67,11 @@ def driver_attribute(address, int attribute, int device=-1):
 def expose(uintptr_t ptr, uintptr_t stream):
     """Note that work on `stream` may touch the block at `ptr`. Return False if no live block is there."""
     cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
+    if result == 3:
+        raise BridgeError(
+            f"stream {stream:#x} cannot be recorded: it is being captured, and the bridge has not seen it before; make an "
+            "array on it, or a view for it, before the capture begins"
+        )
     if result == 2:
         raise BridgeError(
             f"stream {stream:#x} cannot be recorded: the driver does not know it; it may have been destroyed"

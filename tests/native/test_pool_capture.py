@@ -298,3 +298,21 @@ def test_a_captured_stream_that_is_held_is_asked_nothing_but_whether_it_is_captu
     bench.expose(ptr, stream)
     assert set(bench.fake.trace()) == {"cuStreamIsCapturing"}
     assert bench.fake.end_capture(stream)
+
+
+def test_a_captured_stream_that_nobody_knows_from_before_is_refused_in_words(fake: FakeCuda) -> None:
+    """The id of one that is being captured is not relied on: a held one is known by its handle, another is refused."""
+    bench = Bench(fake)
+    held, unseen = bench.owned(), bench.borrowed()
+    ptr = bench.allocate(MIB, cpu=True)
+    asked = fake.calls("cuStreamGetId")
+    fake.begin_capture(held)
+    bench.expose(ptr, held)
+    assert fake.end_capture(held) and fake.calls("cuStreamGetId") == asked
+    fake.begin_capture(unseen)
+    fake.fail("cuStreamGetId")
+    with pytest.raises(BridgeError, match="is being captured, and the bridge has not seen it before"):
+        bench.expose(ptr, unseen)
+    assert fake.end_capture(unseen)
+    bench.free(ptr)
+    assert bench.close()
