@@ -6,6 +6,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,17 +14,18 @@
 #include <vector>
 
 #include "heap.hpp"
+#include "python_frames.hpp"
 
 namespace rmm_bridge {
 
 struct SiteKey {
-  PyCodeObject* code;
-  int instruction;
+  PyCodeObject* code = nullptr;
+  int instruction = 0;
   bool operator==(const SiteKey&) const = default;
 };
 struct SiteKeyHash {
   std::size_t operator()(const SiteKey& key) const noexcept {
-    return (reinterpret_cast<std::uintptr_t>(key.code) >> 4) * 0x9E3779B97F4A7C15ull + static_cast<unsigned>(key.instruction);
+    return ((reinterpret_cast<std::uintptr_t>(key.code) >> 4) + static_cast<unsigned>(key.instruction)) * 0x9E3779B97F4A7C15ull;
   }
 };
 
@@ -42,14 +44,25 @@ class CallSites {
   void set_internal(std::vector<std::string> prefixes) {
     prefixes_ = std::move(prefixes);
     codes_.clear();  // their references stay: see `internal`
-    last_code_ = nullptr;
+    recent_codes_ = {};
+    recent_sites_ = {};
   }
 
   // kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
   std::uint32_t capture(PyThreadState* thread) noexcept {
     try {
-      std::uint32_t site;
-      return innermost(thread, site) ? site : walk();
+      std::uint32_t site = kNative;
+      visit_frames(thread, [&](PyCodeObject* code, int instruction) {
+        const SiteKey key{code, instruction};
+        Recent<SiteKey, std::uint32_t>& recent = recent_sites_[SiteKeyHash{}(key) >> kRecentShift];
+        if (recent.key != key) {
+          if (internal(code)) return false;
+          recent = {key, intern(key)};  // the table keeps the code
+        }
+        site = recent.value;
+        return true;
+      });
+      return site;
     } catch (const std::bad_alloc&) {
       return kNative;
     }
@@ -58,59 +71,18 @@ class CallSites {
   const Site& at(std::uint32_t site) const { return sites_[site]; }
 
  private:
-#if PY_VERSION_HEX >= 0x030D0000
-  static _PyInterpreterFrame* frame_of(PyThreadState* thread) { return thread->current_frame; }
-#elif PY_VERSION_HEX >= 0x030C0000
-  static _PyInterpreterFrame* frame_of(PyThreadState* thread) { return thread->cframe->current_frame; }
-#endif
+  static constexpr std::size_t kRecent = 64;
+  static constexpr unsigned kRecentShift = 64 - 6;
 
-  // Most allocations come straight from the user's own function. Then the innermost frame is enough, and reading it in
-  // place saves making a frame object for each call (100 ns). The accessors are PyUnstable_* since Python 3.12.
-  bool innermost(PyThreadState* thread, std::uint32_t& site) {
-#if PY_VERSION_HEX >= 0x030C0000
-    _PyInterpreterFrame* frame = frame_of(thread);
-    if (frame == nullptr) return false;
-    PyObject* code = PyUnstable_InterpreterFrame_GetCode(frame);
-    const SiteKey key{reinterpret_cast<PyCodeObject*>(code), PyUnstable_InterpreterFrame_GetLasti(frame)};
-    bool found = key == last_key_;  // whose code the table keeps: a program allocates at one place again and again
-    if (found) {
-      site = last_site_;
-    } else if (PyCode_Check(code) && !internal(key.code)) {
-      found = true;
-      site = intern(key.code, key.instruction);
-    }
-    Py_DECREF(code);
-    return found;
-#else
-    static_cast<void>(thread);
-    static_cast<void>(site);
-    return false;
-#endif
-  }
-
-  std::uint32_t walk() {
-    PyFrameObject* frame = PyEval_GetFrame();
-    if (frame == nullptr) return kNative;
-    Py_INCREF(frame);
-    std::uint32_t site = kNative;
-    while (frame != nullptr) {
-      PyCodeObject* code = PyFrame_GetCode(frame);
-      if (!internal(code)) {
-        site = intern(code, PyFrame_GetLasti(frame));
-        Py_DECREF(code);
-        break;
-      }
-      Py_DECREF(code);
-      PyFrameObject* back = PyFrame_GetBack(frame);
-      Py_DECREF(frame);
-      frame = back;
-    }
-    Py_XDECREF(frame);
-    return site;
-  }
+  template <typename Key, typename Value>
+  struct Recent {
+    Key key{};
+    Value value{};
+  };
 
   bool internal(PyCodeObject* code) {
-    if (code == last_code_) return last_internal_;
+    Recent<PyCodeObject*, bool>& recent = recent_codes_[SiteKeyHash{}({code, 0}) >> kRecentShift];
+    if (recent.key == code) return recent.value;
     auto [found, fresh] = codes_.try_emplace(code, false);
     if (fresh) {
       // The table's own reference: a dead code object's address could come back as somebody else's code.
@@ -125,31 +97,27 @@ class CallSites {
         for (const std::string& prefix : prefixes_) found->second = found->second || name.starts_with(prefix);
       }
     }
-    last_code_ = code;
-    return last_internal_ = found->second;
+    recent = {code, found->second};
+    return found->second;
   }
 
-  std::uint32_t intern(PyCodeObject* code, int instruction) {
-    const SiteKey key{code, instruction};
-    if (key == last_key_) return last_site_;
+  [[gnu::noinline]] std::uint32_t intern(const SiteKey& key) {
     auto found = index_.find(key);
     if (found == index_.end()) {
       if (sites_.size() >= kLimit) return kNative;
-      sites_.push_back({code, PyCode_Addr2Line(code, instruction)});
+      sites_.push_back({key.code, PyCode_Addr2Line(key.code, key.instruction)});
       found = index_.emplace(key, static_cast<std::uint32_t>(sites_.size() - 1)).first;
     }
-    last_key_ = key;
-    return last_site_ = found->second;
+    return found->second;
   }
 
   std::vector<std::string> prefixes_;
   std::unordered_map<PyCodeObject*, bool> codes_;
   std::unordered_map<SiteKey, std::uint32_t, SiteKeyHash> index_;
   std::vector<Site> sites_{Site{}};
-  PyCodeObject* last_code_ = nullptr;
-  bool last_internal_ = false;
-  SiteKey last_key_{nullptr, 0};
-  std::uint32_t last_site_ = kNative;
+  // A program allocates at a few places again and again: no look-up in a table for those.
+  std::array<Recent<SiteKey, std::uint32_t>, kRecent> recent_sites_{};
+  std::array<Recent<PyCodeObject*, bool>, kRecent> recent_codes_{};
 };
 
 // Who asks for memory, as far as this thread may look: site and tag need the GIL.
