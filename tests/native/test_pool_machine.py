@@ -397,7 +397,7 @@ def test_the_pool_is_safe_in_every_interleaving(monkeypatch: pytest.MonkeyPatch)
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=EXAMPLES or 350,
+            max_examples=EXAMPLES or 1000,
             stateful_step_count=STEPS,
             derandomize=not EXAMPLES,
             database=None,
