@@ -43,6 +43,23 @@ def test_a_difference_is_found_and_a_run_that_broke_off_is_no_success(tmp_path: 
     assert "did not end: Segmentation fault" in str(bridged)
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "end", "well"),
+    [
+        ({"a": ["passed"]}, {"end": True, "blocks": 1, "wrong_frees": 0}, True),
+        ({"a": ["failed in collection"]}, {"end": True, "blocks": 1, "wrong_frees": 0}, False),
+        ({"a": ["passed"]}, {"end": True, "blocks": 0, "wrong_frees": 0}, False),
+        ({"a": ["passed"]}, {"end": True, "blocks": 1, "wrong_frees": 1}, False),
+        ({"a": ["passed"]}, {}, False),
+    ],
+)
+def test_runs_that_say_nothing_are_no_success(
+    outcomes: dict[str, list[str]], end: dict[str, object], well: bool
+) -> None:
+    plain = compare.Run({"a": ["passed"]}, {"end": True, "blocks": 0, "wrong_frees": 0})
+    assert compare.both_ran(plain, compare.Run(outcomes, end)) == well
+
+
 def test_files_are_dealt_out_whole_and_runs_are_put_together() -> None:
     hands = compare.deal(compare.SUITES["numpy"].root(None), [""], 4)
     files = [file for hand in hands for file in hand]
