@@ -1,5 +1,6 @@
 """Frozen records: what the ledger says about memory. No record refers to the memory it describes."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -316,10 +317,18 @@ class Event(NamedTuple):
     time_ns: int
     serial: int
 
+    def __str__(self) -> str:
+        stated = f" (freed as {self.stated_bytes} bytes)" if self.stated_bytes not in (0, self.requested_bytes) else ""
+        where = f" at {self.ptr:#x}" if self.ptr else ""
+        device = "host" if self.device < 0 else f"cuda:{self.device}"
+        tag = f', tag "{self.tag}"' if self.tag else ""
+        what = f"{self.action} of {format_bytes(self.requested_bytes)}{stated}{where}"
+        return f"{what}, {self.framework}{tag}, {self.site}, {device}"
+
 
 @dataclass(frozen=True)
 class History:
-    """The newest events, oldest first, and how many older ones were dropped."""
+    """The newest events, oldest first, and how many older ones were dropped. Printable."""
 
     events: tuple[Event, ...]
     dropped_count: int
@@ -329,6 +338,18 @@ class History:
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
+
+    def __repr__(self) -> str:
+        counts = Counter(event.action for event in self.events)
+        actions = ", ".join(f"{count} {action}" for action, count in counts.most_common()) or "no events"
+        return f"<History: {actions}; {self.dropped_count} older ones dropped>"
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        if len(self.events) > 10:
+            lines.append(f"  ... {len(self.events) - 10} before these")
+        lines.extend(f"  {event}" for event in self.events[-10:])
+        return "\n".join(lines)
 
 
 def _sum_by(sized: Iterable[tuple[Allocation | Holder, int]], key: GroupKey) -> dict[str, int]:

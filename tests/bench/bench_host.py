@@ -88,7 +88,9 @@ def lookup_rows() -> list[Row]:
     for ptr in live:
         heap.deallocate(ptr)
     heap.retire()
-    print(f"ledger: {ledger_bytes / 100_000:.0f} bytes a live allocation with 100,000 live, of which pool tables 8")
+    print(
+        f"ledger: {ledger_bytes / 100_000:.0f} bytes a live allocation with 100,000 live, and 16 in the pool's tables"
+    )
     return [
         Row("allocation_of(interior pointer), 100,000 live", found, "the limit", 2000, 1.0),
         Row("block_of, likewise", native, "allocation_of", found, None),

@@ -201,3 +201,16 @@ def test_history_is_its_events() -> None:
     event = Event("allocate", 1, 1, 0, "numpy", "", SITES[0], 0, 0, 1, 0, 1)
     history = History((event, event._replace(serial=2)), 7)
     assert (len(history), [e.serial for e in history], history.dropped_count) == (2, [1, 2], 7)
+
+
+def test_a_history_says_what_happened_and_shows_the_newest() -> None:
+    assert repr(History((), 0)) == "<History: no events; 0 older ones dropped>"
+    freed = Event("size_mismatch", 0x1000, 2048, 100, "rmm", "load", SITES[0], 1, 0, 1, 0, 1)
+    failure = Event("failure", 0, 1 << 30, 0, "numpy", "", SITES[2], -1, 0, 1, 0, 2)
+    assert str(freed) == ('size_mismatch of 2.00 KiB (freed as 100 bytes) at 0x1000, rmm, tag "load", sim.py:9, cuda:1')
+    assert str(failure) == "failure of 1.00 GiB, numpy, native, host"
+    history = History((freed, *[failure] * 11), 3)
+    assert repr(history) == "<History: 11 failure, 1 size_mismatch; 3 older ones dropped>"
+    lines = str(history).splitlines()
+    assert lines[:2] == [repr(history), "  ... 2 before these"]
+    assert lines[2:] == [f"  {failure}"] * 10
