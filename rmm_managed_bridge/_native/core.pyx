@@ -24,6 +24,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void install_hooks(CProcess* process, void (*closed)() noexcept, void (*notice)() noexcept,
                        bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
     void stop_keeper(CProcess* process)
+    void wake_keeper(CProcess* process)
     void set_phase(CProcess* process, int phase)
     int phase_of(CProcess* process)
     CHeap* heap_of(CProcess* process, const void* ptr)
@@ -342,9 +343,16 @@ cdef class Heap:
         return given_back
 
     def retire(self):
-        """No more allocations are meant to come; the heap closes when its last block is gone."""
+        """No more allocations are meant to come; the heap closes when its last block is gone.
+
+        What is free goes back before: nobody will ask for it.
+        """
         self.c_heap.retire()
-        return self.close()
+        if self.close():
+            return True
+        if process.running():
+            wake_keeper(process)
+        return False
 
     def close(self):
         """Give everything back, if no block is live. Return True if that is done."""

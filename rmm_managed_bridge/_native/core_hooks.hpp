@@ -71,6 +71,7 @@ inline void record_all_events(Process* process, bool on) { process->record_all_e
 inline std::uint64_t foreign_frees(Process* process) { return process->foreign_frees.load(); }
 inline std::uint64_t size_mismatches(Process* process) { return process->size_mismatches.load(); }
 inline std::uint64_t failures(Process* process) { return process->failures.load(); }
+inline void wake_keeper(Process* process) { process->keeper.wake(); }
 // The keeper may be giving memory back to an upstream in Python, which needs the GIL: call it without.
 inline void stop_keeper(Process* process) { process->keeper.stop(std::chrono::seconds(5)); }
 inline std::uint64_t damaged_blocks(Process* process) { return process->notices.damaged_count(); }

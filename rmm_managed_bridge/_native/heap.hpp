@@ -165,7 +165,10 @@ class Heap : public Pool, public Kept {
     if (!process().running() || ended()) return kNever;
     if (!retired()) return tend();
     try {
-      if (live_count() != 0) return tend();
+      if (live_count() != 0) {
+        trim();  // nobody will ask for what is free, and the last block may stay for long
+        return tend();
+      }
       if (close(false)) {
         ended_.store(true, std::memory_order_release);
         if (process().on_closed != nullptr) process().on_closed();

@@ -166,6 +166,18 @@ def test_a_numpy_hook_that_does_not_work_is_noticed_and_undone(monkeypatch: pyte
     assert not bridge.owns(np.ones(10))
 
 
+def test_what_is_free_goes_back_when_arrays_outlive_the_bridge() -> None:
+    with bridge.installed("host", frameworks=["numpy"]):
+        kept = np.full(1000, 7, "u1")
+        passing = [np.ones(40 * MIB, "u1") for _ in range(4)]
+        del passing
+        assert bridge.stats().reserved_bytes > 160 * MIB
+    assert eventually(lambda: bridge.stats().reserved_bytes <= 64 * MIB), "one piece, in which the live array lies"
+    assert (kept == 7).all()
+    del kept
+    assert eventually(lambda: not bridge.stats().generations)
+
+
 def test_numpy_min_bytes_leaves_smaller_arrays_to_the_c_library() -> None:
     with bridge.installed("host", frameworks=["numpy"], numpy_min_bytes="1KiB"):
         assert [bridge.owns(np.empty(size, "u1")) for size in (1, 1023, 1024, MIB)] == [False, False, True, True]
