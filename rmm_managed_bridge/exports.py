@@ -98,8 +98,9 @@ class DLPackArray:
         versioned = max_version is not None and max_version[0] >= 1
         if self._address.readonly and not versioned:
             raise BufferError("the array is read-only, which only DLPack 1.0 and newer can express")
-        # Without a stream a CPU library takes managed memory, too: NumPy does.
-        for_cpu = device[0] == dlpack.CPU or (stream is None and self._kind in HOST_ACCESSIBLE)
+        # A library that names neither may be one of the CPU, which takes managed memory, too: NumPy does.
+        unnamed = stream is None and dl_device is None and self._kind in HOST_ACCESSIBLE
+        for_cpu = device[0] == dlpack.CPU or unnamed
         check_hand_over(lambda: "cpu" if for_cpu else device[1], self._x)
         return dlpack.capsule(
             self._lend(None if device[0] == dlpack.CPU else stream),

@@ -155,6 +155,7 @@ def stats() -> Stats:
 
 def generations() -> tuple[Generation, ...]:
     """Return every pool that still holds memory or takes requests, oldest first."""
+    core.close_ended()
     return tuple(
         Generation(
             number=heap.generation,

@@ -216,11 +216,18 @@ def heap_serving(int device):
 
 def heaps():
     """Return the heaps that are not closed, oldest first."""
+    return list(_heaps)
+
+
+def close_ended():
+    """Let go of what heaps stood on that have ended: the interpreter may not have got round to it.
+
+    See `call_soon` in core_hooks.hpp.
+    """
     cdef Heap heap
     for heap in list(_heaps):
         if heap.c_heap.ended():
-            heap.close()  # the interpreter may not have got round to it: see call_soon in core_hooks.hpp
-    return list(_heaps)
+            heap.close()
 
 
 cdef class Heap:
@@ -362,6 +369,9 @@ cdef class Heap:
             return False
         if self.closed:  # another thread did, while this one waited for the device without the GIL
             return True
+        # Before anything is let go: a destructor may come here again.
+        self.closed = True
+        _heaps.remove(self)
         cdef PyObject* kept
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_heap, lanes)
@@ -372,8 +382,6 @@ cdef class Heap:
         Py_INCREF(self.keep_alive)
         self.keep_alive = None
         drop_relaxed(process, kept)
-        self.closed = True
-        _heaps.remove(self)
         return True
 
     @property

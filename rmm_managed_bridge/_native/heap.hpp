@@ -44,7 +44,7 @@ class Heap : public Pool, public Kept {
   struct Found {
     Span* span = nullptr;
     Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
-    void* start = nullptr;  // null also for a block that was never handed out
+    void* start = nullptr;
   };
 
   Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
@@ -74,6 +74,7 @@ class Heap : public Pool, public Kept {
         refusal = take(request, stream, grant);
         if (refusal != Refusal::out_of_memory && refusal != Refusal::over_budget) break;
         if (!relieved(request.bytes, attempt, request.may_collect)) break;
+        grant = Grant{};  // a block that was had and could not be recorded has left its mark
       }
     }
     if (refusal != Refusal::none) {
@@ -127,7 +128,7 @@ class Heap : public Pool, public Kept {
     const StreamRef* given = nullptr;
     if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
     heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kExposed) != 0, given);
-    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon();
+    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon(bytes);
     return Freed::done;
   }
 
@@ -143,7 +144,7 @@ class Heap : public Pool, public Kept {
     const std::uint32_t index = found.span->index_of(ptr);
     if (index >= found.span->block_count) return found;
     found.block = &found.span->blocks.load(std::memory_order_acquire)[index];
-    found.start = found.block->start;
+    found.start = found.span->block_at(index);
     return found;
   }
 
@@ -167,7 +168,7 @@ class Heap : public Pool, public Kept {
     try {
       if (live_count() != 0) {
         trim();  // nobody will ask for what is free, and the last block may stay for long
-        return tend();
+        return std::min(tend(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
       }
       if (close(false)) {
         ended_.store(true, std::memory_order_release);
@@ -243,7 +244,7 @@ class Heap : public Pool, public Kept {
 
   // In heap_ends.hpp:
   void end_hints(void* ptr) noexcept;
-  void close_soon() noexcept;
+  void close_soon(std::size_t freed_bytes) noexcept;
   void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
   void remember_end(const Entry& entry) noexcept;
   void forget_end(const char* ptr) noexcept override;

@@ -32,10 +32,14 @@ inline Freed Heap::refuse_free(Process& process, Freed why, void* ptr, std::uint
   }
 }
 
-// After a free. Giving memory back waits for the device, which a framework's free must not.
-[[gnu::noinline]] inline void Heap::close_soon() noexcept {
+// After a free in a retired heap. Giving memory back waits for the device, which a framework's free must not.
+[[gnu::noinline]] inline void Heap::close_soon(std::size_t freed_bytes) noexcept {
   Process& all = process();
-  if (live_count() == 0 && !all.keeper.wake() && all.on_closed != nullptr) all.on_closed();
+  if (live_count() != 0) {
+    if (freed_bytes > kLargestSmall) all.keeper.wake();
+  } else if (!all.keeper.wake() && all.on_closed != nullptr) {
+    all.on_closed();
+  }
 }
 
 // The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.

@@ -25,7 +25,10 @@ inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) no
       break;
     }
     if (charged) process.budgets.charge(key.tag, -growth);
-    if (heap->relieved(bytes, attempt, false)) continue;
+    if (heap->relieved(bytes, attempt, false)) {
+      grant = Grant{};
+      continue;
+    }
     process.failures.fetch_add(1, std::memory_order_relaxed);
     entry.bytes = bytes;
     process.history.add({Action::failure, key, entry});

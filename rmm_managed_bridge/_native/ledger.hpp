@@ -139,15 +139,14 @@ class Ledger {
     return shard.holders[holder / kShards].key;
   }
 
-  // Exact, and so is every peak from here on until a second thread allocates.
+  // Exact but for what changes meanwhile, and so is every peak from here on until a second thread allocates. Not the sum over
+  // the shards, which would count what moves from one to another while it is taken.
   std::int64_t current_bytes() noexcept {
-    std::int64_t sum = 0;
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
       publish(shard);
-      sum += shard.current_bytes;
     }
-    return sum;
+    return published_bytes_.load(std::memory_order_relaxed);
   }
   std::int64_t peak_bytes() noexcept {
     note_peak(current_bytes());

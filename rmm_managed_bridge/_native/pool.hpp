@@ -96,7 +96,10 @@ class Pool : public ForkLocks {
       deallocate_slowly(freed, exposed, stream);
     } else if (full) {
       flush_fresh();
-      poll();
+      try {
+        poll();
+      } catch (const std::bad_alloc&) {  // then what has finished is found later
+      }
     }
   }
 

@@ -52,6 +52,26 @@ def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMem
 
 
 @pytest.mark.behaviour("L3")
+def test_an_upstream_may_ask_for_a_report_as_it_goes(memory: HostMemory) -> None:
+    """By then the pool it stood under is gone from the list: whoever closes it, nobody else does."""
+    seen: list[set[int]] = []
+
+    class Upstream(rmm.mr.LimitingResourceAdaptor):  # type: ignore[misc]
+        def __del__(self) -> None:
+            seen.append({each.number for each in bridge.status().generations})
+
+    resource = bridge.ManagedBridgeResource(Upstream(memory.resource, 1 << 30))
+    number = resource.heap.generation
+    ptr = resource.allocate(MIB)
+    del resource
+    gc.collect()
+    core.any_heap().deallocate(ptr, MIB)
+    assert eventually(lambda: number not in {each.number for each in bridge.stats().generations})
+    assert eventually(lambda: seen)
+    assert number not in seen[0]
+
+
+@pytest.mark.behaviour("L3")
 def test_a_stack_in_a_cycle_is_collected_whole(memory: HostMemory) -> None:
     cycle: list[Any] = [bridge.ManagedBridgeResource(_pool(memory.resource))]
     cycle[0].deallocate(cycle[0].allocate(MIB), MIB)

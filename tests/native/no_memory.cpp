@@ -1,0 +1,238 @@
+// One program again and again, in which the first, the second, ... operator new of the core fails: nothing ends the process,
+// nobody gets memory that is another's or not zeroed as promised, and in the end every count is zero.
+//   no_memory FAKE_DRIVER_LIBRARY
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "hint_hooks.hpp"
+
+using namespace rmm_bridge;
+
+namespace {
+
+bool armed = false;
+long until_failure = 0;
+bool failed = false;
+
+void* allocate_or_fail(std::size_t bytes) {
+  if (armed && until_failure-- == 0) {
+    failed = true;
+    throw std::bad_alloc();
+  }
+  void* ptr = std::malloc(bytes == 0 ? 1 : bytes);
+  if (ptr == nullptr) throw std::bad_alloc();
+  return ptr;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
+void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  if (armed && until_failure-- == 0) {
+    failed = true;
+    throw std::bad_alloc();
+  }
+  const auto unit = static_cast<std::size_t>(alignment);
+  void* ptr = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
+  if (ptr == nullptr) throw std::bad_alloc();
+  return ptr;
+}
+void operator delete(void* ptr) noexcept { std::free(ptr); }
+void operator delete[](void* ptr) noexcept { std::free(ptr); }
+void operator delete(void* ptr, std::size_t) noexcept { std::free(ptr); }
+void operator delete[](void* ptr, std::size_t) noexcept { std::free(ptr); }
+void operator delete(void* ptr, std::align_val_t) noexcept { std::free(ptr); }
+void operator delete(void* ptr, std::size_t, std::align_val_t) noexcept { std::free(ptr); }
+
+namespace {
+
+int problems = 0;
+long round_number = 0;
+
+void fail(const char* what) {
+  std::fprintf(stderr, "failure %ld: %s\n", round_number, what);
+  ++problems;
+}
+
+// Calls the core. What it may throw is std::bad_alloc, and only from functions that say so.
+template <typename Call>
+void armed_call(Call call) {
+  armed = true;
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
+  }
+  armed = false;
+}
+
+struct Held {
+  unsigned char* ptr = nullptr;
+  std::size_t bytes = 0;
+  unsigned char mark = 0;
+};
+
+class Program {
+ public:
+  Program(Process& process, Heap& heap, CUstream owned, CUstream borrowed)
+      : process_(process), heap_(heap), owned_(owned), borrowed_(borrowed) {}
+
+  void run() {
+    static int owner;
+    StreamRef ref;
+    armed_call([&] {
+      heap_.resolve(owned_, ref);
+      if (heap_.ordered()) heap_.adopt(ref, &owner);
+    });
+    for (std::size_t bytes : {std::size_t{64}, std::size_t{4096}, std::size_t{300'000}, std::size_t{5'000'000}}) {
+      for (int turn = 0; turn < 3; ++turn) {
+        take(bytes, nullptr);
+        take(bytes, &owned_);
+        take(bytes, &borrowed_);
+      }
+      for (std::size_t index = 0; index < held_.size(); index += 2) give(index, index % 4 == 0);
+    }
+    for (Held& each : held_) {
+      if (each.ptr == nullptr) continue;
+      const Heap::Found found = Heap::find(process_, each.ptr);
+      armed_call([&] { heap_.expose(found.block, reinterpret_cast<char*>(each.ptr), ref); });
+      armed_call([&] { heap_.synchronize(found.block, reinterpret_cast<char*>(each.ptr)); });
+    }
+    resize();
+    // More than a batch of CPU blocks, freed while streams are held.
+    for (int turn = 0; turn < 40; ++turn) {
+      const std::size_t first = count_;
+      while (count_ < held_.size()) take(2048, nullptr);
+      for (std::size_t index = first; index < held_.size(); ++index) give(index, false);
+      count_ = first;
+    }
+    armed_call([&] { heap_.trim(); });
+    take(4096, nullptr);
+    armed_call([&] { heap_.poll(); });
+    for (std::size_t index = 0; index < held_.size(); ++index) give(index, index % 2 == 0);
+  }
+
+ private:
+  void take(std::size_t bytes, const CUstream* stream) {
+    if (count_ == held_.size()) return;
+    Held& held = held_[count_];
+    bool zeroed = false;
+    Refusal refusal = Refusal::none;
+    const Request request{.bytes = bytes, .alignment = 64, .side = stream == nullptr ? Side::cpu : Side::gpu,
+                          .host_ordered = stream == nullptr, .stream = stream == nullptr ? nullptr : *stream};
+    armed_call([&] { held.ptr = static_cast<unsigned char*>(heap_.allocate(request, refusal, &zeroed)); });
+    if (held.ptr == nullptr) return;
+    held.bytes = bytes;
+    if (zeroed && !all(held.ptr, end_bytes(held), 0)) fail("zeroed memory is not");
+    mark(held);
+    ++count_;
+  }
+
+  // The first and the last bytes: touching all pages of large blocks takes most of the time.
+  static std::size_t end_bytes(const Held& held) { return std::min<std::size_t>(held.bytes, 4096); }
+
+  static bool all(const unsigned char* from, std::size_t bytes, unsigned char value) {
+    return from[0] == value && std::memcmp(from, from + 1, bytes - 1) == 0;
+  }
+
+  void mark(Held& held) {
+    held.mark = ++last_mark_ == 0 ? ++last_mark_ : last_mark_;
+    const std::size_t bytes = end_bytes(held);
+    std::memset(held.ptr, held.mark, bytes);
+    std::memset(held.ptr + held.bytes - bytes, held.mark, bytes);
+  }
+
+  void check(const Held& held) {
+    const std::size_t bytes = end_bytes(held);
+    if (!all(held.ptr, bytes, held.mark) || !all(held.ptr + held.bytes - bytes, bytes, held.mark)) fail("a block was changed");
+  }
+
+  void give(std::size_t index, bool on_stream) {
+    Held& held = held_[index];
+    if (held.ptr == nullptr) return;
+    check(held);
+    Freed freed = Freed::done;
+    armed_call([&] { freed = Heap::deallocate(process_, held.ptr, held.bytes, on_stream ? &owned_ : nullptr, {}); });
+    if (freed != Freed::done) fail("a free was refused");
+    held = {};
+  }
+
+  void resize() {
+    for (Held& held : held_) {
+      if (held.ptr == nullptr || Heap::find(process_, held.ptr).span->side != Side::cpu) continue;
+      check(held);
+      void* moved = nullptr;
+      armed_call([&] { moved = Heap::reallocate(process_, held.ptr, held.bytes + 5000); });
+      if (moved != nullptr) {
+        held.ptr = static_cast<unsigned char*>(moved);
+        if (held.ptr[0] != held.mark || held.ptr[held.bytes - 1] != held.mark) fail("a resized block lost its bytes");
+        held.bytes += 5000;
+        mark(held);
+      } else {
+        check(held);
+      }
+    }
+  }
+
+  Process& process_;
+  Heap& heap_;
+  CUstream owned_, borrowed_;
+  std::array<Held, 64> held_{};
+  std::size_t count_ = 0;
+  unsigned char last_mark_ = 0;
+};
+
+Heap* relieved_heap = nullptr;
+
+// As a callback of the user's would: it makes room by what takes memory itself for a while.
+bool relieve(std::size_t bytes, int attempt, bool) {
+  if (attempt != 0) return false;
+  const bool was_armed = std::exchange(armed, false);
+  Refusal refusal;
+  if (void* ptr = relieved_heap->allocate(Request{.bytes = bytes, .alignment = 64}, refusal); ptr != nullptr) {
+    std::memset(ptr, 0xff, std::min<std::size_t>(bytes, 4096));
+    Heap::deallocate(relieved_heap->process(), ptr, Heap::kUnstated, nullptr, {});
+  }
+  armed = was_armed;
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  do {
+    failed = false;
+    until_failure = round_number;
+    // All of it anew, and never freed: what is there already is not asked for again.
+    auto& process = *new Process();
+    process.driver.load(argv[1]);
+    CUcontext context = nullptr;
+    if (!process.driver.loaded || process.driver.primary_retain(&context, 0) != CUDA_SUCCESS) return 3;
+    process.driver.ctx_push(context);
+    process.relieve = relieve;
+    CUstream owned, borrowed;
+    process.driver.stream_create(&owned, CU_STREAM_NON_BLOCKING);
+    process.driver.stream_create(&borrowed, CU_STREAM_NON_BLOCKING);
+    // Where no device works, what is freed is used again at once; elsewhere it waits.
+    for (const Driver* driver : {static_cast<const Driver*>(nullptr), static_cast<const Driver*>(&process.driver)}) {
+      auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), driver, context, PoolOptions{}, 0, 1,
+                             Track::counters);
+      relieved_heap = &heap;
+      Program(process, heap, owned, borrowed).run();
+      if (heap.live_count() != 0 || heap.live_bytes() != 0) fail("blocks are left");
+      if (process.ledger.current_bytes() != 0) fail("the ledger has entries");
+      heap.retire();
+      heap.close();
+    }
+    ++round_number;
+  } while (failed && round_number < 10'000);
+  if (failed) fail("there is no end of failures");
+  std::fprintf(stderr, "%ld rounds\n", round_number);
+  std::printf("%d problems\n", problems);
+  return problems == 0 ? 0 : 1;
+}
