@@ -37,7 +37,7 @@ struct Block {
   std::atomic<std::uint32_t> entry{0};         // in the ledger; 0 without tracking
   std::atomic<std::uint16_t> lane{0};
   std::atomic<std::uint8_t> flags{0};
-  char* start = nullptr;                       // since it was first handed out
+  char* start = nullptr;  // where it lies; the slab that first hands it out writes it, whoever has it in a bin reads it
 };
 
 struct Span {
