@@ -1,0 +1,42 @@
+"""Debug mode on a device: each block is a piece of its own, and goes back once no work can touch it."""
+
+import gc
+
+import pytest
+from helpers.fake_cuda import FakeCuda
+from helpers.fake_cuda_pool import KIB, Bench
+from helpers.waiting import eventually
+
+pytestmark = pytest.mark.fake_driver
+
+
+@pytest.mark.parametrize("stream_is_stated", [True, False])
+def test_a_right_program_on_many_short_lived_streams_gives_everything_back(
+    fake: FakeCuda, stream_is_stated: bool
+) -> None:
+    bench = Bench(fake, pool="off")
+    kept: list[int] = []
+    for _ in range(20):
+        stream = bench.owned()
+        stated = stream if stream_is_stated else None
+        x = bench.allocate(20 * KIB, stream)
+        fake.enqueue(stream)
+        y = bench.allocate(20 * KIB, stream)
+        fake.enqueue(stream)
+        bench.free(x, stated)
+        host = bench.allocate(12 * KIB, cpu=True)
+        bench.order(host, stream)
+        fake.enqueue(stream)
+        z = bench.allocate(12 * KIB, stream)
+        for ptr in (y, z):
+            bench.blocks.synchronize(ptr)
+        for ptr in kept:
+            bench.free(ptr)
+        kept = [y, host, z]
+        bench.owners.clear()  # the program has no reference to its stream any more
+        gc.collect()
+    for ptr in kept:
+        bench.free(ptr)
+    fake.finish_all()
+    assert eventually(lambda: bench.reserved_bytes == 0), bench.heap.numbers
+    assert bench.close()
