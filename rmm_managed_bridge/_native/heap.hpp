@@ -195,7 +195,7 @@ class Heap : public Pool, public Kept {
 
  private:
   // One try: a block with its record, or a refusal and nothing changed.
-  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
+  [[gnu::always_inline]] Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
     const auto bytes = static_cast<std::int64_t>(request.bytes);
     const bool budgeted = request.who.tag != 0 && process().budgets.any();
     if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;

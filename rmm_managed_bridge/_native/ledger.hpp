@@ -52,7 +52,9 @@ class Ledger {
     entry.holder = holder.index * kShards + mine;
     stored.fill(entry);
     count(shard, bytes);
-    change(holder, bytes, 1);
+    Account& account = touched(holder);
+    account.opened_bytes += bytes;
+    ++account.opened_count;
     return (slot + 1) * kShards + mine;
   }
 
@@ -71,7 +73,9 @@ class Ledger {
     stored.bytes = shard.free_head;
     shard.free_head = slot + 1;
     count(shard, -bytes);
-    change(shard.holder(holder / kShards), -bytes, -1);
+    Account& account = touched(shard.holder(holder / kShards));
+    account.shrink(bytes);
+    ++account.closed_count;
   }
 
   // The block keeps its serial, site and time: it is the same allocation, larger or smaller, perhaps elsewhere.
@@ -85,7 +89,12 @@ class Ledger {
     stored.bytes = bytes;
     ++stored.resized_count;
     count(shard, delta);
-    change(shard.holder(stored.holder / kShards), delta, 0);
+    Account& account = touched(shard.holder(stored.holder / kShards));
+    if (delta < 0) {
+      account.shrink(-delta);
+    } else {
+      account.opened_bytes += delta;
+    }
   }
 
   // Copies the entry; false if it was closed meanwhile.
@@ -122,12 +131,7 @@ class Ledger {
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
       for (const Holder& holder : shard.holders) {
-        Usage usage = holder.usage;
-        if (holder.epoch != epoch) {
-          usage.at_peak_bytes = usage.current_bytes;
-          usage.at_peak_count = usage.current_count;
-        }
-        sums[holder.key] += usage;
+        sums[holder.key] += holder.account.usage(holder.epoch != epoch);
       }
     }
     for (const auto& [key, usage] : sums) visit(key, usage);
@@ -158,7 +162,7 @@ class Ledger {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
-      for (Holder& holder : shard.holders) holder.usage.peak_bytes = holder.usage.current_bytes;
+      for (Holder& holder : shard.holders) holder.account.peak_bytes = holder.account.current_bytes();
     }
   }
 
@@ -211,11 +215,44 @@ class Ledger {
   // A program that makes call sites or tags without end: what comes after is counted under its framework alone.
   static constexpr std::uint32_t kHolders = std::uint32_t{1} << 20;
 
+  // What a Usage is made from: two sums each way, so that a block changes two numbers when it comes and two when it goes.
+  struct Account {
+    std::int64_t opened_bytes = 0;
+    std::int64_t opened_count = 0;
+    std::int64_t closed_bytes = 0;
+    std::int64_t closed_count = 0;
+    std::int64_t peak_bytes = 0;  // as of the last time that bytes went
+    std::int64_t at_peak_bytes = 0;
+    std::int64_t at_peak_count = 0;
+
+    std::int64_t current_bytes() const noexcept { return opened_bytes - closed_bytes; }
+    std::int64_t current_count() const noexcept { return opened_count - closed_count; }
+
+    // As `Ledger::note_peak`: what is held only grows between two of these.
+    void shrink(std::int64_t bytes) noexcept {
+      peak_bytes = std::max(peak_bytes, current_bytes());
+      closed_bytes += bytes;
+    }
+
+    void save_at_peak() noexcept {
+      at_peak_bytes = current_bytes();
+      at_peak_count = current_count();
+    }
+
+    Usage usage(bool unchanged_since_peak) const noexcept {
+      Account now = *this;
+      if (unchanged_since_peak) now.save_at_peak();
+      return {.current_bytes = current_bytes(), .current_count = current_count(),
+              .peak_bytes = std::max(peak_bytes, current_bytes()), .total_bytes = opened_bytes, .total_count = opened_count,
+              .at_peak_bytes = now.at_peak_bytes, .at_peak_count = now.at_peak_count};
+    }
+  };
+
   struct Holder {
     HolderKey key;
     std::uint32_t index = 0;
     std::uint64_t epoch = 0;
-    Usage usage;
+    Account account;
   };
 
   // A thread opens entries in one shard (the same in all modules, each of which has thread-local variables of its own), with
@@ -267,7 +304,7 @@ class Ledger {
         slot = probe(key);
       }
       const auto index = static_cast<std::uint32_t>(holders.size());
-      holders.push_back({key, index, epoch, Usage{}});
+      holders.push_back({key, index, epoch, Account{}});
       table[slot] = index + 1;
       return holders.back();
     }
@@ -319,18 +356,12 @@ class Ledger {
   }
 
   // A holder that did not change since the peak still has its value of then; the first change after it saves that.
-  [[gnu::always_inline]] void change(Holder& holder, std::int64_t bytes, int count) noexcept {
-    Usage& usage = holder.usage;
+  [[gnu::always_inline]] Account& touched(Holder& holder) noexcept {
     if (const std::uint64_t epoch = epoch_.load(std::memory_order_relaxed); holder.epoch != epoch) [[unlikely]] {
       holder.epoch = epoch;
-      usage.at_peak_bytes = usage.current_bytes;
-      usage.at_peak_count = usage.current_count;
+      holder.account.save_at_peak();
     }
-    usage.current_bytes += bytes;
-    usage.current_count += count;
-    if (bytes > 0) usage.total_bytes += bytes;
-    if (count > 0) ++usage.total_count;
-    usage.peak_bytes = std::max(usage.peak_bytes, usage.current_bytes);
+    return holder.account;
   }
 
   std::array<Shard, kShards> shards_;

@@ -94,12 +94,8 @@ class Pool : public ForkLocks {
     bool full = false;
     if (exposed || !put_front(freed, stream, full)) [[unlikely]] {
       deallocate_slowly(freed, exposed, stream);
-    } else if (full) {
-      flush_fresh();
-      try {
-        poll();
-      } catch (const std::bad_alloc&) {  // then what has finished is found later
-      }
+    } else if (full) [[unlikely]] {
+      turn_over();
     }
   }
 
@@ -309,6 +305,7 @@ class Pool : public ForkLocks {
   void free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream);
   void free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream);
   void flush_fresh() noexcept;
+  void turn_over() noexcept;
   std::vector<EventRef> work_of_departed();
   void note_fresh_batches(int change) noexcept;  // under the lock
 

@@ -265,6 +265,15 @@ inline void Pool::flush_fresh() noexcept {
   }
 }
 
+// A batch of fresh blocks is full: it goes, and what has finished meanwhile comes back.
+[[gnu::noinline]] inline void Pool::turn_over() noexcept {
+  flush_fresh();
+  try {
+    poll();
+  } catch (const std::bad_alloc&) {  // then what has finished is found later
+  }
+}
+
 inline void Pool::note_fresh_batches(int change) noexcept {
   fresh_batches_ += change;
   fresh_shift_.store(std::min(fresh_batches_ / 4, 8), std::memory_order_relaxed);
