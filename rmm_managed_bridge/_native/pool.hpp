@@ -216,6 +216,15 @@ class Pool : public ForkLocks {
     bool held = true;
   };
 
+  // While one lives, its thread may have blocks and pieces in hand that are in no list: see `close`.
+  struct Trimming {
+    explicit Trimming(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+    ~Trimming() { count_.fetch_sub(1); }
+    Trimming(const Trimming&) = delete;
+    Trimming& operator=(const Trimming&) = delete;
+    std::atomic<int>& count_;
+  };
+
   // While one lives, the lane keeps its number.
   struct LaneUse {
     LaneUse(Pool& pool, std::uint16_t lane) : pool_(pool), lane_(lane) {}
@@ -322,6 +331,7 @@ class Pool : public ForkLocks {
 
   // Takes the lock itself. In pool_release.hpp:
   std::size_t release_chunks(std::size_t keep_bytes);
+  bool others_have_trimmed();
   std::size_t cached_bytes() noexcept;
 
   Process& process_;
@@ -357,6 +367,7 @@ class Pool : public ForkLocks {
   std::int64_t looked_ns_ = 0;
   std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
   std::atomic<int> waiting_{0};
+  std::atomic<int> trimming_{0};
   bool said_waiting_ = false;  // of the keeper's thread
   std::size_t seen_cached_bytes_ = 0;
   Kept::Delay delay_{0};

@@ -100,6 +100,7 @@ inline void Pool::settle_alone(Span* span) noexcept { settled_.push_back(span); 
 // the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
 // Returns what went.
 inline std::size_t Pool::release_alone(bool all) {
+  const Trimming trimming(trimming_);
   std::vector<Span*> looking;
   const std::int64_t now_ns = steady_time_ns();
   with_lock([&] {

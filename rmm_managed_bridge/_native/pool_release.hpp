@@ -16,6 +16,7 @@ inline std::size_t Pool::cached_bytes() noexcept {
 
 inline std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!process_.running()) return 0;
+  const Trimming trimming(trimming_);
   std::size_t bytes = options_.alone ? release_alone(true) : 0;
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
@@ -116,19 +117,33 @@ inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
 
 inline bool Pool::close(bool wait) {
   if (live_count() != 0) return false;
-  trim();  // closes the lanes
-  while (wait && wait_for_oldest()) {
-  }
-  trim();
   std::unique_ptr<Upstream> ended;
-  {
-    std::scoped_lock lock(lock_);
-    if (reserved_bytes_ != 0) return false;
-    ended = std::move(upstream_);
+  for (;;) {
+    trim();  // closes the lanes
+    while (wait && wait_for_oldest()) {
+    }
+    trim();
+    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    const bool empty = with_lock([&] {
+      if (reserved_bytes_ == 0) ended = std::move(upstream_);
+      return reserved_bytes_ == 0;
+    });
+    if (empty) break;
+    if (!others_trim || !others_have_trimmed()) return false;
   }
   WithoutGil without(process_);
   ended.reset();
   return true;
+}
+
+// Waits for what another thread, usually the keeper, is just giving back, which is in no list meanwhile. But not for ever: an
+// upstream in Python that closes the pool in its own free would wait for itself. False if it still goes on.
+inline bool Pool::others_have_trimmed() {
+  WithoutGil without(process_);
+  for (int turn = 0; turn < 20'000 && trimming_.load() != 0; ++turn) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return trimming_.load() == 0;
 }
 
 inline Kept::Delay Pool::tend() noexcept {

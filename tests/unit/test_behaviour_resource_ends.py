@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import rmm
-from helpers.programs import HostMemory
+from helpers.programs import HostMemory, must_succeed, run_python
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
@@ -104,6 +104,20 @@ def test_a_closed_heap_stays_closed_and_says_so() -> None:
     assert bridge.trim() == 0
     with pytest.raises(bridge.BackendError, match=r"install\(\) again"):
         heap.allocate(MIB)
+
+
+def test_a_pool_without_blocks_is_closed_at_once_whatever_the_bridges_thread_is_giving_back() -> None:
+    program = """
+        from rmm_managed_bridge._native import core
+        from rmm_managed_bridge.config import PoolSettings
+
+        for _ in range(1500):
+            heap = core.host_heap(settings=PoolSettings(release_threshold_bytes=0))  # which wakes the thread
+            for ptr in [heap.allocate(3 << 20, cpu=True), *[heap.allocate(1 << 20, cpu=True) for _ in range(8)]]:
+                heap.deallocate(ptr)
+            assert heap.retire()
+    """
+    must_succeed(run_python(program))
 
 
 def test_instances_do_not_use_up_references_to_their_class(memory: HostMemory) -> None:
