@@ -264,8 +264,7 @@ class Ledger {
     std::uint64_t free_head = 0;  // slot + 1 of the first free entry, linked through `bytes`
     std::uint64_t next_serial = 0;
     std::uint64_t last_serial = 0;
-    std::int64_t current_bytes = 0;    // of its entries
-    std::int64_t published_bytes = 0;  // of those, what `published_bytes_` has
+    std::int64_t unpublished_bytes = 0;  // of its entries, what `published_bytes_` has not seen
     std::deque<Holder> holders;
     Holder* newest = nullptr;  // of the last entry: a program allocates at one place again and again
     std::vector<std::uint32_t> table;  // open addressing: holder index + 1
@@ -341,18 +340,17 @@ class Ledger {
 
   // The live bytes of all shards, as far as the others have published theirs. Under the shard's lock.
   std::int64_t seen_from(const Shard& shard) const noexcept {
-    return published_bytes_.load(std::memory_order_relaxed) + shard.current_bytes - shard.published_bytes;
+    return published_bytes_.load(std::memory_order_relaxed) + shard.unpublished_bytes;
   }
 
   // Under the shard's lock.
   void count(Shard& shard, std::int64_t bytes) noexcept {
-    shard.current_bytes += bytes;
-    if (std::abs(shard.current_bytes - shard.published_bytes) > kUnpublished) [[unlikely]] publish(shard);
+    shard.unpublished_bytes += bytes;
+    if (std::abs(shard.unpublished_bytes) > kUnpublished) [[unlikely]] publish(shard);
   }
 
   void publish(Shard& shard) noexcept {
-    published_bytes_.fetch_add(shard.current_bytes - shard.published_bytes, std::memory_order_relaxed);
-    shard.published_bytes = shard.current_bytes;
+    published_bytes_.fetch_add(std::exchange(shard.unpublished_bytes, 0), std::memory_order_relaxed);
   }
 
   // A holder that did not change since the peak still has its value of then; the first change after it saves that.
