@@ -74,7 +74,6 @@ class Heap : public Pool, public Kept {
         refusal = take(request, stream, grant);
         if (refusal != Refusal::out_of_memory && refusal != Refusal::over_budget) break;
         if (!relieved(request.bytes, attempt, request.may_collect)) break;
-        grant = Grant{};  // a block that was had and could not be recorded has left its mark
       }
     }
     if (refusal != Refusal::none) {
@@ -218,6 +217,7 @@ class Heap : public Pool, public Kept {
       } catch (const std::bad_alloc&) {
         grant.block->flags.store(0);
         Pool::deallocate({process().pages.find(grant.ptr), grant.block, request.bytes}, shown, shown ? nullptr : &stream);
+        grant = Grant{};  // the next try must find no mark of this one, such as that it was zeroed
         refusal = Refusal::out_of_memory;
       }
     }

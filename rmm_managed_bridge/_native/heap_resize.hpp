@@ -25,10 +25,7 @@ inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) no
       break;
     }
     if (charged) process.budgets.charge(key.tag, -growth);
-    if (heap->relieved(bytes, attempt, false)) {
-      grant = Grant{};
-      continue;
-    }
+    if (heap->relieved(bytes, attempt, false)) continue;
     process.failures.fetch_add(1, std::memory_order_relaxed);
     entry.bytes = bytes;
     process.history.add({Action::failure, key, entry});
