@@ -45,9 +45,7 @@ class Allocation(NamedTuple):
     resized_count: int
 
     def __str__(self) -> str:
-        device = "host" if self.device < 0 else f"cuda:{self.device}"
-        tag = f', tag "{self.tag}"' if self.tag else ""
-        return f"{format_bytes(self.requested_bytes)}, {self.framework}{tag}, {self.site}, {device}, {self.kind}"
+        return f"{format_bytes(self.requested_bytes)}, {_whose(self)}, {self.kind}"
 
 
 class Holder(NamedTuple):
@@ -62,10 +60,7 @@ class Holder(NamedTuple):
     current_count: int
 
     def __str__(self) -> str:
-        device = "host" if self.device < 0 else f"cuda:{self.device}"
-        tag = f', tag "{self.tag}"' if self.tag else ""
-        size = format_bytes(self.current_bytes)
-        return f"{size} in {self.current_count}, {self.framework}{tag}, {self.site}, {device}, {self.kind}"
+        return f"{format_bytes(self.current_bytes)} in {self.current_count}, {_whose(self)}, {self.kind}"
 
 
 class Usage(NamedTuple):
@@ -112,7 +107,7 @@ def group_value(record: Allocation | Holder, key: GroupKey) -> str:
     if key not in GROUP_KEYS:
         raise ValueError(f"cannot group by {key!r}; use one of {', '.join(GROUP_KEYS)}")
     if key == "device":
-        return "host" if record.device < 0 else f"cuda:{record.device}"
+        return device_name(record.device)
     return str(getattr(record, key))
 
 
@@ -289,11 +284,10 @@ class Status:
         scope = self.numpy_scope or "not hooked"
         lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")
         for each in self.generations:
-            device = "host" if each.device < 0 else f"cuda:{each.device}"
-            state = "current" if each.current else "retired"
+            where, state = device_name(each.device), "current" if each.current else "retired"
             live = f"{format_bytes(each.current_bytes)} live in {each.current_count}"
             lines.append(
-                f"  pool {each.number} on {device}, {state}: {live}, {format_bytes(each.reserved_bytes)} reserved"
+                f"  pool {each.number} on {where}, {state}: {live}, {format_bytes(each.reserved_bytes)} reserved"
             )
         return "\n".join(lines)
 
@@ -320,10 +314,7 @@ class Event(NamedTuple):
     def __str__(self) -> str:
         stated = f" (freed as {self.stated_bytes} bytes)" if self.stated_bytes not in (0, self.requested_bytes) else ""
         where = f" at {self.ptr:#x}" if self.ptr else ""
-        device = "host" if self.device < 0 else f"cuda:{self.device}"
-        tag = f', tag "{self.tag}"' if self.tag else ""
-        what = f"{self.action} of {format_bytes(self.requested_bytes)}{stated}{where}"
-        return f"{what}, {self.framework}{tag}, {self.site}, {device}"
+        return f"{self.action} of {format_bytes(self.requested_bytes)}{stated}{where}, {_whose(self)}"
 
 
 @dataclass(frozen=True)
@@ -350,6 +341,16 @@ class History:
             lines.append(f"  ... {len(self.events) - 10} before these")
         lines.extend(f"  {event}" for event in self.events[-10:])
         return "\n".join(lines)
+
+
+def device_name(device: int) -> str:
+    """Return ``"cuda:0"`` and the like, or ``"host"`` for -1."""
+    return "host" if device < 0 else f"cuda:{device}"
+
+
+def _whose(record: Allocation | Holder | Event) -> str:
+    tag = f', tag "{record.tag}"' if record.tag else ""
+    return f"{record.framework}{tag}, {record.site}, {device_name(record.device)}"
 
 
 def _sum_by(sized: Iterable[tuple[Allocation | Holder, int]], key: GroupKey) -> dict[str, int]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmm_managed_bridge.records import CallSite, Peak, Snapshot, Stats, Usage, group_value
+from rmm_managed_bridge.records import CallSite, Peak, Snapshot, Stats, Usage, device_name, group_value
 from rmm_managed_bridge.reports.text import SiteText, to_text
 from rmm_managed_bridge.units import format_bytes
 
@@ -137,7 +137,7 @@ def status_table(status: "Status") -> RenderableType:
     for generation in status.generations:
         pools.add_row(
             str(generation.number),
-            "host" if generation.device < 0 else f"cuda:{generation.device}",
+            device_name(generation.device),
             generation.kind,
             "current" if generation.current else "retired",
             format_bytes(generation.current_bytes),
