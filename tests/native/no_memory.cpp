@@ -18,12 +18,12 @@ bool armed = false;
 long until_failure = 0;
 bool failed = false;
 
-void* allocate_or_fail(std::size_t bytes) {
+void* allocate_or_fail(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
   if (armed && until_failure-- == 0) {
     failed = true;
     throw std::bad_alloc();
   }
-  void* ptr = std::malloc(bytes == 0 ? 1 : bytes);
+  void* ptr = std::aligned_alloc(alignment, (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment);
   if (ptr == nullptr) throw std::bad_alloc();
   return ptr;
 }
@@ -33,14 +33,7 @@ void* allocate_or_fail(std::size_t bytes) {
 void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
 void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  if (armed && until_failure-- == 0) {
-    failed = true;
-    throw std::bad_alloc();
-  }
-  const auto unit = static_cast<std::size_t>(alignment);
-  void* ptr = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
-  if (ptr == nullptr) throw std::bad_alloc();
-  return ptr;
+  return allocate_or_fail(bytes, static_cast<std::size_t>(alignment));
 }
 void operator delete(void* ptr) noexcept { std::free(ptr); }
 void operator delete[](void* ptr) noexcept { std::free(ptr); }
