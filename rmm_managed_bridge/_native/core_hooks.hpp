@@ -119,10 +119,8 @@ inline int expose_block(Process* process, const void* ptr, CUstream stream) {
   auto* heap = static_cast<Heap*>(found.span->pool);
   StreamRef ref;
   // Also while the stream is being captured: the note costs no call that could break that.
-  if (!process->running() || !heap->resolve_for_free(stream, ref)) {
-    if (!heap->ordered()) return 0;
-    return process->running() && heap->resolve(stream, ref) == Refusal::capturing ? 3 : 2;
-  }
+  if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
+  if (ref.key == StreamRef::kUnseenKey) return 3;
   heap->expose(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }

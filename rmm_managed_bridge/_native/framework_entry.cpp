@@ -171,16 +171,14 @@ void* bridge_torch_pool_malloc(std::size_t bytes, int device, CUstream stream) {
   return torch_malloc(bytes, device, stream, false);
 }
 
-void bridge_torch_free(void* ptr, std::size_t bytes, int, CUstream stream) {
+void bridge_torch_free(void* ptr, std::size_t bytes, int, CUstream) {
   TorchGuest& guest = torch_guest();
   if (guest.process == nullptr || !guest.process->running()) return;
   Provenance who;
   who.framework = guest.framework;
-  // PyTorch has kept the handle since the block was made. Its own streams live for ever, but one that came from outside
-  // may be gone, and then only its id may be asked for: the status of a dead stream crashes the process.
-  const Heap::Found found = Heap::find(*guest.process, ptr);
-  const bool alive = found.block != nullptr && static_cast<Heap*>(found.span->pool)->made_on(found.block, stream);
-  Heap::deallocate(*guest.process, ptr, bytes, alive ? &stream : nullptr, who);
+  // PyTorch has kept the handle since the block was made, and names no other. A stream that came from outside may be gone by
+  // now, and any call on a dead one may crash the process. So the block goes by the stream it was made on.
+  Heap::deallocate(*guest.process, ptr, bytes, nullptr, who);
 }
 
 void bridge_torch_record_stream(void* ptr, CUstream stream) {

@@ -147,19 +147,6 @@ class Heap : public Pool, public Kept {
     return found;
   }
 
-  // A free must not fail, and during a capture the stream's id is as good as ever. False if there is no such stream, or no
-  // device that this memory could be used on.
-  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept {
-    const Refusal refusal = resolve(handle, out);
-    if (refusal == Refusal::none) return !out.host();
-    if (refusal != Refusal::capturing) return false;
-    // A held stream is known by its handle, which cannot come back while its object is alive: then the one that is captured is
-    // asked nothing.
-    const std::uint64_t held = key_of_held(handle);
-    out = {held != 0 ? held : id_of(handle), handle};
-    return out.key != 0;
-  }
-
   // The bridge's own thread looks after the heap.
   Delay keep() noexcept override {
     if (!process().running() || ended()) return kNever;

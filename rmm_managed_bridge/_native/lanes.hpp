@@ -22,9 +22,7 @@ class LaneTable {
  public:
   LaneTable() {
     for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
-      Front& front = add().front;
-      front.open = true;
-      front.key = StreamRef::kHostKey;
+      add().front.key.store(StreamRef::kHostKey);
     }
   }
 
@@ -73,8 +71,7 @@ class LaneTable {
     if (!lane.owned) held_.fetch_add(1, std::memory_order_relaxed);
     lane.owned = true;
     std::scoped_lock lock(lane.front.lock);
-    lane.front.key = lane.stream.key;
-    lane.front.open = true;
+    lane.front.key.store(lane.stream.key, std::memory_order_release);
   }
 
   // The stream's object is let go.
@@ -115,6 +112,7 @@ class LaneTable {
     if (count_ % kChunk == 0) chunks_[count_ / kChunk].store(new Lane[kChunk], std::memory_order_release);
     Lane& lane = at(static_cast<std::uint16_t>(count_));
     lane.index = static_cast<std::uint16_t>(count_++);
+    lane.home = this;
     return lane;
   }
 

@@ -21,6 +21,8 @@ namespace rmm_bridge {
 struct StreamRef {
   static constexpr std::uint64_t kHostKey = ~std::uint64_t{0};
   static constexpr std::uint64_t kLegacyKey = ~std::uint64_t{0} - 1;
+  // A stream that is being captured and was not seen before: its id cannot be had. What is freed on it is lost.
+  static constexpr std::uint64_t kUnseenKey = ~std::uint64_t{0} - 2;
   std::uint64_t key = kHostKey;
   CUstream handle = nullptr;
 
@@ -56,19 +58,18 @@ class EventPool {
   // queried nor waited on. The legacy stream is not touched while a blocking stream is being captured.
   Recorded record(StreamRef stream, EventRef& out) {
     DriverScope scope(&driver_, context_);
-    if (stream.handle == CU_STREAM_PER_THREAD && id_of(stream.handle) != stream.key) {
-      stream = {StreamRef::kLegacyKey, nullptr};
+    if (stream.handle == CU_STREAM_PER_THREAD) {
+      if (capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
+      if (id_of(stream.handle) != stream.key) stream = {StreamRef::kLegacyKey, nullptr};
     }
     if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
     CUevent event = get();
     if (event == nullptr) return Recorded::failed;
-    if (driver_.event_record(event, stream.handle) != CUDA_SUCCESS) {
+    const bool recorded = driver_.event_record(event, stream.handle) == CUDA_SUCCESS;  // not in a capture that is lost
+    const bool capturing = !stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!recorded || capturing) {
       driver_.event_destroy(event);
-      return Recorded::failed;
-    }
-    if (!stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) {
-      driver_.event_destroy(event);
-      return Recorded::capturing;
+      return capturing ? Recorded::capturing : Recorded::failed;
     }
     out = std::make_shared<DeviceEvent>(event, this);
     return Recorded::done;
@@ -103,7 +104,7 @@ class EventPool {
     return driver_.stream_wait_event(stream.handle, event->handle, 0) == CUDA_SUCCESS;
   }
 
-  // 0, which no stream has, for a handle that the driver does not take.
+  // 0, which no stream has, for a handle that the driver does not take. It ends a capture of the stream: see pool_streams.hpp.
   std::uint64_t id_of(CUstream stream) const {
     unsigned long long id = 0;
     return driver_.stream_id(stream, &id) == CUDA_SUCCESS ? id : 0;
@@ -190,9 +191,10 @@ class alignas(32) BlockStack {  // a power of two: the number of them is not div
 // pool has not seen yet. Guarded by its own lock, which is taken under the pool's or alone. `Pool::drain` moves what is
 // here to the lane; whoever looks at a lane under the pool's lock drains it first.
 struct alignas(64) Front {
+  static constexpr std::uint64_t kClosed = 0;  // which no stream has
+
   SpinLock lock;
-  bool open = false;       // the lane is owned: frees need no event
-  std::uint64_t key = 0;   // of the lane's stream, while open
+  std::atomic<std::uint64_t> key{kClosed};  // of the lane's stream, while that is held: frees need no event. Set under the lock
   std::vector<BlockStack> bins;  // by size class
   std::size_t free_bytes = 0;
   std::ptrdiff_t live_delta = 0;
@@ -213,6 +215,7 @@ struct alignas(64) Front {
 struct Lane {
   StreamRef stream;
   std::uint16_t index = 0;
+  const void* home = nullptr;  // the table that it is in
   // Owned: the bridge holds the framework's stream object, so the handle is good at any time and an event is only
   // recorded when somebody else wants the memory. Borrowed: an event was recorded at each free.
   bool owned = false;

@@ -30,6 +30,8 @@
 
 namespace rmm_bridge {
 
+struct RememberedLane;
+
 class Pool : public ForkLocks {
  public:
   // `driver` is null for memory that no device touches.
@@ -61,20 +63,9 @@ class Pool : public ForkLocks {
   // True if devices use this memory, so that its blocks have an order on streams.
   bool ordered() const noexcept { return driver_ != nullptr; }
 
-  // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
-  Refusal resolve(CUstream handle, StreamRef& out) const {
-    if (driver_ == nullptr) return Refusal::none;
-    if (!process_.running()) return Refusal::bad_stream;
-    if (handle == nullptr || handle == CU_STREAM_LEGACY) {
-      out = {StreamRef::kLegacyKey, nullptr};
-      return Refusal::none;
-    }
-    if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
-    const std::uint64_t id = events_->id_of(handle);
-    if (id == 0) return Refusal::bad_stream;
-    out = {id, handle};
-    return Refusal::none;
-  }
+  // In pool_streams.hpp:
+  Refusal resolve(CUstream handle, StreamRef& out) const noexcept;
+  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept;
 
   Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
     const SizeClass size = class_of(bytes, alignment, side);
@@ -146,12 +137,6 @@ class Pool : public ForkLocks {
     return lane != nullptr && lane->owned;
   }
 
-  // True if `handle` still is the stream that a live block was made on. Asks the driver for its id only, which is an
-  // error, not a crash, where the stream was destroyed.
-  bool made_on(const Block* block, CUstream handle) noexcept {
-    return driver_ != nullptr && events_->id_of(handle) == lanes_.at(block->lane.load()).stream.key;
-  }
-
   struct Owned {
     std::uint16_t lane;
     void* owner;
@@ -193,17 +178,6 @@ class Pool : public ForkLocks {
     return live_count_;
   }
   Process& process() noexcept { return process_; }
-  // The id of a held stream; 0 if no held one has this handle, and for the handle that each thread has.
-  std::uint64_t key_of_held(CUstream handle) const {
-    if (handle == CU_STREAM_PER_THREAD) return 0;
-    std::scoped_lock lock(lock_);
-    std::uint64_t key = 0;
-    lanes_.for_each_stream([&](const Lane& lane) {
-      if (lane.owned && lane.stream.handle == handle) key = lane.stream.key;
-    });
-    return key;
-  }
-  std::uint64_t id_of(CUstream stream) const { return events_->id_of(stream); }
   EventPool* events() noexcept { return events_.get(); }
 
  private:
@@ -264,7 +238,12 @@ class Pool : public ForkLocks {
   bool take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream, Grant& out) noexcept;
   bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
   bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
-  void remember(std::uint64_t key, Lane& lane) noexcept;
+
+  // In pool_streams.hpp:
+  const RememberedLane* held_lane(CUstream handle) const noexcept;
+  std::uint64_t key_by_handle(CUstream handle, bool held) const noexcept;
+  void seen_again(std::uint16_t lane, const StreamRef& stream);
+  void sign(std::uint16_t lane, const EventRef& event, std::uint64_t later) noexcept;  // under the lock
 
   // Under the lock. In pool_front.hpp:
   void drain(Lane& lane) noexcept;
@@ -381,4 +360,5 @@ class Pool : public ForkLocks {
 #include "pool_front.hpp"
 #include "pool_order.hpp"
 #include "pool_release.hpp"
+#include "pool_streams.hpp"
 #include "pool_wait.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pool.hpp"
+#include "pool_streams.hpp"
 
 namespace rmm_bridge {
 
@@ -24,12 +25,13 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
         Lane& lane = lanes_.get(stream);
         want.lane = lane.index;
         want.held = lane.owned;
-        if (lane.owned) remember(stream.key, lane);
+        if (lane.owned) remember(lane);
       }
       if (take_idle(want, out)) return Refusal::none;
       ++lanes_.at(want.lane).users;
     }
     const LaneUse use(*this, want.lane);
+    if (!want.held) seen_again(want.lane, stream);
     if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
     if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
     if (!stream.host() && steal(want, stream, out)) return Refusal::none;

@@ -134,13 +134,7 @@ inline void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t ow
     ++lane.version;
     lane.events.push_back(event);
     put(lane, span, block);
-    // What was freed during a capture of this stream waited for a sign that it has ended: this is it.
-    for (Batch& batch : quarantine_) {
-      if (batch.number >= first_later_batch) break;  // its work may have come after the event
-      for (Wait& wait : batch.waits) {
-        if (wait.lane == lane.index && wait.event == nullptr) wait.event = event;
-      }
-    }
+    sign(lane.index, event, first_later_batch);
   } else {
     Batch batch;
     batch.waits.push_back({lane.index, nullptr, false});

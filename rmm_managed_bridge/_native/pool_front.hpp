@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pool.hpp"
+#include "pool_streams.hpp"
 
 namespace rmm_bridge {
 
@@ -12,34 +13,22 @@ inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
 
 inline constexpr std::size_t kRefill = 64;
 
-// Which lane stands for which stream, as this thread saw it last. An entry may be stale: the front says under its own lock
-// whether it is open and for which stream. Lanes and pools are never freed.
-struct RememberedLane {
-  const Pool* pool = nullptr;
-  std::uint64_t key = 0;
-  Lane* lane = nullptr;
-};
-inline thread_local std::array<RememberedLane, 4> remembered_lanes;
-
-inline void Pool::remember(std::uint64_t key, Lane& lane) noexcept { remembered_lanes[key % 4] = {this, key, &lane}; }
-
 inline bool Pool::take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream,
                              Grant& out) noexcept {
   Lane* lane = nullptr;
   if (stream.host()) {
     lane = &lanes_.at(ready_lane(side));
   } else {
-    const RememberedLane& seen = remembered_lanes[stream.key % 4];
-    if (seen.pool != this || seen.key != stream.key) return false;
-    lane = seen.lane;
+    const RememberedLane* seen = held_lane(stream.handle);
+    if (seen == nullptr) return false;
+    lane = seen->lane;
   }
   Front& front = lane->front;
   Block* block;
   {
     const Locked lock(front.lock);
-    if (!front.open || front.key != stream.key || front.bins.size() <= size.index || front.bins[size.index].empty()) {
-      return false;
-    }
+    if (front.key.load(std::memory_order_relaxed) != stream.key) return false;
+    if (front.bins.size() <= size.index || front.bins[size.index].empty()) return false;
     block = front.bins[size.index].pop();
     front.free_bytes -= size.bytes;
     front.used_delta += static_cast<std::ptrdiff_t>(size.bytes);
@@ -70,7 +59,8 @@ inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool&
   }
   Front& front = lanes_.at(index).front;
   const Locked lock(front.lock);
-  if (!front.open || (stream != nullptr && front.key != stream->key)) return false;
+  const std::uint64_t key = front.key.load(std::memory_order_relaxed);
+  if (key == Front::kClosed || (stream != nullptr && key != stream->key)) return false;
   if (front.bins.size() <= span->class_index || front.bins[span->class_index].full()) [[unlikely]] {
     try {
       front.make_room(span->class_index, 1);
@@ -96,7 +86,7 @@ inline void Pool::refill(Lane& lane, const SizeClass& size) noexcept {
   const std::size_t count = std::min(bin.size(), kRefill);
   if (count == 0) return;
   std::scoped_lock lock(lane.front.lock);
-  if (!lane.front.open) return;
+  if (lane.front.key.load(std::memory_order_relaxed) == Front::kClosed) return;
   try {
     BlockStack& front = lane.front.make_room(size.index, count);
     for (auto block = bin.end() - static_cast<std::ptrdiff_t>(count); block != bin.end(); ++block) front.push(*block);
@@ -144,7 +134,7 @@ inline void Pool::drain_all() noexcept {
 inline void Pool::close_front(Lane& lane) noexcept {
   {
     std::scoped_lock lock(lane.front.lock);
-    lane.front.open = false;
+    lane.front.key.store(Front::kClosed, std::memory_order_release);
   }
   drain(lane);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pool.hpp"
+#include "pool_streams.hpp"
 
 namespace rmm_bridge {
 
@@ -10,6 +11,7 @@ inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream)
   if (driver_ == nullptr || stream.host()) return;
   std::scoped_lock lock(lock_);
   Lane& lane = lanes_.get(stream);
+  if (lane.owned) remember(lane);
   auto& seen = exposures_[ptr];
   if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
     seen.push_back(lane.index);

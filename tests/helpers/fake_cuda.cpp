@@ -99,6 +99,10 @@ CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
     if (stream->legacy && d.lose_blocking(stream->context, "cuStreamGetId of the legacy stream")) {
       return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
+    if (stream->capture != nullptr) {
+      d.lose(stream->capture, "cuStreamGetId of a captured stream");
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     *id = stream->id;
     return CUDA_SUCCESS;
   });
@@ -161,6 +165,7 @@ CUresult CUDAAPI cuEventRecord(CUevent event, CUstream handle) {
     if (stream->legacy && d.lose_blocking(stream->context, "an event on the legacy stream")) {
       return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
+    if (stream->capture != nullptr && stream->capture->lost) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     as_event(event)->captured = stream->capture;
     as_event(event)->nodes = stream->capture == nullptr ? d.front_of(stream) : Front{};
     return CUDA_SUCCESS;

@@ -74,7 +74,7 @@ MUTANTS = {
         "pool_order.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
     "a front takes what was freed on another stream": Mutant(
-        "pool_front.hpp", "if (!front.open || (stream != nullptr && front.key != stream->key))", "if (!front.open)"
+        "pool_front.hpp", " || (stream != nullptr && key != stream->key)", ""
     ),
     "a front takes what a view showed": Mutant("pool.hpp", "if (exposed || !put_front(", "if (!put_front("),
     "every stream counts as held": Mutant(
@@ -84,10 +84,27 @@ MUTANTS = {
         "pool_order.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
-        "pool.hpp", "out = {id, handle};", "out = {reinterpret_cast<std::uint64_t>(handle), handle};"
+        "pool_streams.hpp", "key = events_->id_of(handle);", "key = reinterpret_cast<std::uint64_t>(handle);"
+    ),
+    "a remembered lane may be another stream's": Mutant(
+        "pool_streams.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
+    ),
+    "a remembered lane may be another pool's": Mutant("pool_streams.hpp", "seen.lane->home == &lanes_ &&", ""),
+    "a captured stream is asked for its id": Mutant(
+        "pool_streams.hpp", "seen->key : key_by_handle(handle, false)", "seen->key : events_->id_of(handle)"
+    ),
+    "a held stream is asked for its id": Mutant(
+        "pool_streams.hpp", "std::uint64_t key = key_by_handle(handle, true);", "std::uint64_t key = 0;"
+    ),
+    "a sign counts for what came after it": Mutant("pool_streams.hpp", "if (batch.number >= later) break;", ""),
+    "a stream that is seen again is no sign": Mutant(
+        "pool_blocks.hpp", "if (!want.held) seen_again(want.lane, stream);", ""
     ),
     "per-thread streams are one": Mutant("order.hpp", "id_of(stream.handle) != stream.key", "false"),
-    "captured events are kept": Mutant("order.hpp", f"if (!stream.legacy() && {NOT_CAPTURING}) {{", "if (false) {"),
+    "a captured per-thread stream is asked for its id": Mutant(
+        "order.hpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n      if (id_of", "if (id_of"
+    ),
+    "captured events are kept": Mutant("order.hpp", f"!stream.legacy() && {NOT_CAPTURING};", "false;"),
     "an event on a barred legacy stream": Mutant(
         "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
     ),
@@ -95,12 +112,12 @@ MUTANTS = {
         "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
     ),
     "captures are served": Mutant(
-        "pool.hpp",
+        "pool_streams.hpp",
         "if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;",
         "",
     ),
     "the legacy stream is asked for its id": Mutant(
-        "pool.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
+        "pool_streams.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
     ),
     "the capture mode is not relaxed": Mutant(
         "driver.hpp", "mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;", "mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;"
