@@ -179,6 +179,16 @@ class Driver:
         """Return result and whether the driver says that the address is of managed memory."""
         return self._out(self.lib.cuPointerGetAttribute, _IS_MANAGED, ptr, kind=ctypes.c_int)
 
+    def enqueue(self, stream: int) -> int:
+        """Put work on a stream that does nothing."""
+
+        @HostFunction
+        def function(_: object) -> None:
+            pass
+
+        self._work.append(function)  # the driver may call it as long as it likes
+        return int(self.lib.cuLaunchHostFunc(ctypes.c_void_p(stream), function, None))
+
     def hold(self, stream: int) -> Callable[[], None]:
         """Put work on a stream that goes on until the function returned is called."""
         gate = threading.Event()
@@ -187,7 +197,7 @@ class Driver:
         def function(_: object) -> None:
             gate.wait(_GATE_SECONDS)
 
-        self._work.append(function)  # the driver may call it as long as it likes
+        self._work.append(function)
         must(self.lib.cuLaunchHostFunc(ctypes.c_void_p(stream), function, None))
 
         def let_go() -> None:

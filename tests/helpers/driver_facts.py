@@ -132,14 +132,15 @@ def in_capture() -> list[Fact]:
         Fact("it waits for an event from outside", lambda s: s.driver.wait(s.captured, s.outside), ISOLATION, False),
         Fact("a synchronisation of the context", lose_by_the_context, UNSUPPORTED, False),
         Fact("an event of the context", lambda s: s.driver.context_record(s.event), UNSUPPORTED, False),
-        Fact(
-            "another stream joins it",
-            join_and(lambda s: s.driver.status(s.other)),
-            ((OK, OK), active),
+        Fact("another stream joins it", join_and(lambda s: s.driver.status(s.other)), ((OK, OK), active)),
+        assumed(
+            "work on another stream that joined it",
+            join_and(lambda s: s.driver.enqueue(s.other)),
+            ((OK, OK), OK),
             False,
             end=UNJOINED,
         ),
-        assumed("id of a stream that joined it", join_and(lambda s: s.id_of(s.other)), ((OK, OK), unknown), False),
+        Fact("id of a stream that joined it", join_and(lambda s: s.id_of(s.other)), ((OK, OK), unknown), False),
         Fact(
             "the end of a stream that joined it",
             join_and(lambda s: s.driver.end_capture(s.other)),

@@ -39,6 +39,7 @@ struct Capture {
   std::set<Stream*> members;  // the origin and every stream that joined
   Stream* origin;
   bool lost = false;
+  bool unjoined = false;  // there is work on a stream that joined, which the origin never waits for
 };
 
 struct Context {
@@ -170,7 +171,10 @@ class Device {
 
   // Work on a capturing stream goes into the graph: nothing runs. Returns the number of the operation, -1 for that.
   long enqueue(Stream* stream, bool host) {
-    if (stream->capture != nullptr) return -1;
+    if (stream->capture != nullptr) {
+      stream->capture->unjoined |= stream != stream->capture->origin;
+      return -1;
+    }
     auto node = std::make_shared<Node>();
     node->host = host;
     node->before = front_of(stream);
@@ -262,12 +266,11 @@ class Device {
       return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
     for (Stream* member : capture->members) member->capture = nullptr;
-    const bool joined = capture->members.size() != 1;
-    if (joined) blame("a stream joined a capture behind the user's back");
+    if (capture->members.size() != 1) blame("a stream joined a graph behind the user's back");
     capture->members.clear();
-    return capture->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-           : joined      ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-                         : CUDA_SUCCESS;
+    return capture->lost       ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+           : capture->unjoined ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                               : CUDA_SUCCESS;
   }
 
   // All that is over: with thousands of tests in one process, it would make every look slow.
