@@ -37,10 +37,13 @@ def both(rmm_pool, cupy, warp):
 
 
 def make(cupy, warp, rmm, device, size=MIB):
-    """One array of each framework on the device."""
+    """One array of each framework on the device. The current device stays what it was."""
+    before = cupy.cuda.runtime.getDevice()
     with cupy.cuda.Device(device):
         arrays = {"cupy": cupy.ones(size, "u1"), "rmm": rmm.DeviceBuffer(size=size)}
+    assert cupy.cuda.runtime.getDevice() == before
     arrays["warp"] = warp.ones(size, dtype=warp.uint8, device=f"cuda:{device}")
+    cupy.cuda.runtime.setDevice(before)  # Warp leaves the device of its last call current (ContextGuard::always_restore)
     return arrays
 
 
