@@ -25,6 +25,8 @@ class Way:
     """Data on the CPU as `host`, and on the device as `data` once `there` has run."""
 
     name = ""
+    writes_mib = 1 << 20
+    """Work that writes is left out above this size: it would take minutes and say nothing new."""
     host: Any
 
     def __init__(self, count: int) -> None:
@@ -175,6 +177,7 @@ class HostHints(Managed):
 
 class ReadMostlyHints(Managed):
     name, hints = "bridge, Hints.read_mostly", "read_mostly"
+    writes_mib = 64  # each write to a page ends its copies, at less than 1 GB/s
 
 
 COPIES: list[type[Way]] = [Pageable, Pinned, Warp, Torch]

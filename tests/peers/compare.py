@@ -64,6 +64,7 @@ def start(
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("RMM_BRIDGE_", "PYTEST_"))},
         "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONHASHSEED": "0",  # some tests come in the order of a set, and depend on it
         "PEERS_BACKEND": backend,
         "PEERS_FRAMEWORKS": ",".join(suite.frameworks),
         "PEERS_OUTCOMES": str(path),
