@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "biased_lock.hpp"
 #include "driver.hpp"
 #include "span.hpp"
 #include "spin_lock.hpp"
@@ -193,7 +194,7 @@ class alignas(32) BlockStack {  // a power of two: the number of them is not div
 struct alignas(64) Front {
   static constexpr std::uint64_t kClosed = 0;  // which no stream has
 
-  SpinLock lock;
+  BiasedLock lock;
   std::atomic<std::uint64_t> key{kClosed};  // of the lane's stream, while that is held: frees need no event. Set under the lock
   std::vector<BlockStack> bins;  // by size class
   std::size_t free_bytes = 0;

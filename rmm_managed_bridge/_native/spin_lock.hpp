@@ -47,15 +47,16 @@ class SpinLock {
 };
 
 // std::scoped_lock, which the compiler calls instead of putting it in place, costs a hot path 15 instructions more.
+template <typename Lock>
 class Locked {
  public:
-  [[gnu::always_inline]] explicit Locked(SpinLock& lock) noexcept : lock_(lock) { lock_.lock(); }
+  [[gnu::always_inline]] explicit Locked(Lock& lock) noexcept : lock_(lock) { lock_.lock(); }
   [[gnu::always_inline]] ~Locked() { lock_.unlock(); }
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 
  private:
-  SpinLock& lock_;
+  Lock& lock_;
 };
 
 }  // namespace rmm_bridge

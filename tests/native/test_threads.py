@@ -49,3 +49,14 @@ def test_threads_call_numpys_functions_without_a_race(sanitizer: str, tmp_path: 
     program = tmp_path / "handler_stress"
     compile_with(SANITIZERS[sanitizer], [Path(__file__).with_name("handler_stress.cpp")], program)
     run(program, "16", LONG or "1500")
+
+
+@pytest.mark.parametrize("sanitizer", [*SANITIZERS, None])
+def test_a_lock_that_favours_its_owner_lets_one_thread_in(sanitizer: str | None, tmp_path: Path) -> None:
+    program = tmp_path / "biased_lock"
+    source = Path(__file__).with_name("biased_lock.cpp")
+    if sanitizer is None:  # as fast as it gets: a fence that is missing shows only then
+        subprocess.run(["g++", "-std=c++20", "-O3", f"-I{NATIVE}", source, "-o", program, "-pthread"], check=True)
+    else:
+        compile_with(SANITIZERS[sanitizer], [source], program)
+    run(program, LONG or "1000")
