@@ -106,22 +106,28 @@ class Heap : public Pool, public Kept {
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
-    const std::uint8_t flags = found.block->flags.exchange(0, std::memory_order_acq_rel);
-    if ((flags & Block::kLive) == 0) return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
+    Block& block = *found.block;
     auto* heap = static_cast<Heap*>(found.span->pool);
     std::uint64_t bytes = found.span->block_bytes;
-    if (const auto id = found.block->entry.load(std::memory_order_relaxed); id != 0) {
-      found.block->entry.store(0, std::memory_order_relaxed);
+    std::uint8_t flags = 0;
+    // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
+    if (const auto id = block.entry.load(std::memory_order_acquire); id != 0) [[likely]] {
       const bool watched = heap->alone() || process.budgets.any() || process.record_all_events.load(std::memory_order_relaxed);
       Entry ended;
       bool told = false;
-      process.ledger.close(id, [&](const Entry& entry) {
+      process.ledger.close(id, reinterpret_cast<std::uintptr_t>(ptr), [&](const Entry& entry) {
+        flags = block.flags.load(std::memory_order_relaxed);
+        block.flags.store(0, std::memory_order_relaxed);
+        block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
         told = watched || (stated_bytes != kUnstated && stated_bytes != bytes);
         if (told) [[unlikely]] ended = entry;
       });
       if (told) [[unlikely]] heap->tell_end(ended, stated_bytes);
+    } else {
+      flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
+    if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
     if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);
     StreamRef ref;
     const StreamRef* given = nullptr;

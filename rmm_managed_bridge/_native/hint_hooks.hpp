@@ -8,22 +8,13 @@
 
 namespace rmm_bridge {
 
-// Marks the block as one with hints; false if it is not live any more. Its free, on any thread, then ends them.
-inline bool mark_hinted(Block* block) noexcept {
-  std::uint8_t flags = block->flags.load();
-  while ((flags & Block::kLive) != 0) {
-    if (block->flags.compare_exchange_weak(flags, flags | Block::kHinted)) return true;
-  }
-  return false;
-}
-
 template <typename Note>
 bool note_hint(Process* process, const void* ptr, Note note) {
   const Heap::Found found = Heap::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
   const auto start = reinterpret_cast<std::uintptr_t>(found.start);
   note(start);
-  if (mark_hinted(found.block)) return true;
+  if (Pool::mark(*process, found.block, Block::kHinted)) return true;
   process->hints.end(start);
   return false;
 }

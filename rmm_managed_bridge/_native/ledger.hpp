@@ -58,14 +58,16 @@ class Ledger {
     return (slot + 1) * kShards + mine;
   }
 
-  // Forgets a live block. `look` sees what was known of it, under the shard's lock.
+  // Forgets the live block at `ptr`, unless another thread has done so. `look` sees what was known of it, under the shard's
+  // lock.
   template <typename Look>
-  [[gnu::always_inline]] void close(EntryId id, Look look) noexcept {
+  [[gnu::always_inline]] void close(EntryId id, std::uintptr_t ptr, Look look) noexcept {
     Shard& shard = shards_[id % kShards];
     const std::uint32_t slot = id / kShards - 1;
     const Locked lock(shard.lock);
-    note_peak(seen_from(shard));
     Entry& stored = shard.at(slot);
+    if (stored.ptr != ptr) [[unlikely]] return;
+    note_peak(seen_from(shard));
     look(std::as_const(stored));
     const std::uint32_t holder = stored.holder;
     const auto bytes = static_cast<std::int64_t>(stored.bytes);
@@ -76,6 +78,16 @@ class Ledger {
     Account& account = touched(shard.holder(holder / kShards));
     account.shrink(bytes);
     ++account.closed_count;
+  }
+
+  // Calls `action` while the live block at `ptr` cannot end; false if it has. Under the shard's lock.
+  template <typename Action>
+  bool while_open(EntryId id, std::uintptr_t ptr, Action action) noexcept {
+    Shard& shard = shards_[id % kShards];
+    std::scoped_lock lock(shard.lock);
+    if (shard.at(id / kShards - 1).ptr != ptr) return false;
+    action();
+    return true;
   }
 
   // The block keeps its serial, site and time: it is the same allocation, larger or smaller, perhaps elsewhere.
@@ -260,8 +272,8 @@ class Ledger {
   struct alignas(64) Shard {
     SpinLock lock;
     std::vector<std::unique_ptr<Entry[]>> chunks;  // never moved or freed: an id stays readable
-    std::uint32_t used = 0;
     std::uint64_t free_head = 0;  // slot + 1 of the first free entry, linked through `bytes`
+    std::uint32_t used = 0;
     std::uint64_t next_serial = 0;
     std::uint64_t last_serial = 0;
     std::int64_t unpublished_bytes = 0;  // of its entries, what `published_bytes_` has not seen

@@ -96,6 +96,8 @@ class Pool : public ForkLocks {
     asked_bytes_ += static_cast<std::size_t>(bytes);
   }
 
+  static bool mark(Process& process, Block* block, std::uint8_t flag) noexcept;
+
   // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
   // block is freed or read by the CPU. Throws std::bad_alloc.
   void expose(Block* block, const char* ptr, const StreamRef& stream);

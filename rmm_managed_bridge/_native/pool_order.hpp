@@ -7,8 +7,20 @@
 
 namespace rmm_bridge {
 
+// Sets a flag of a live block; false if it is not live any more. Whoever frees the block, on any thread, sees the flag.
+inline bool Pool::mark(Process& process, Block* block, std::uint8_t flag) noexcept {
+  if (const auto id = block->entry.load(std::memory_order_acquire); id != 0) {
+    return process.ledger.while_open(id, reinterpret_cast<std::uintptr_t>(block->start), [&] { block->flags.fetch_or(flag); });
+  }
+  std::uint8_t flags = block->flags.load();
+  while ((flags & Block::kLive) != 0) {
+    if (block->flags.compare_exchange_weak(flags, flags | flag)) return true;
+  }
+  return false;
+}
+
 inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream) {
-  if (driver_ == nullptr || stream.host()) return;
+  if (driver_ == nullptr || stream.host() || !mark(process_, block, Block::kExposed)) return;
   std::scoped_lock lock(lock_);
   Lane& lane = lanes_.get(stream);
   if (lane.owned) remember(lane);
@@ -17,7 +29,6 @@ inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream)
     seen.push_back(lane.index);
     ++lane.live_count;
   }
-  block->flags.fetch_or(Block::kExposed);
 }
 
 inline Refusal Pool::synchronize(Block* block, const char* ptr) {

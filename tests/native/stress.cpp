@@ -123,6 +123,36 @@ void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsig
   for (const Held& held : mine) give(process, held, true);
 }
 
+// Wrong frees: all threads free the same block at once, and one gives it a hint meanwhile. One of them has it, and the hint ends.
+void free_at_once(Process& process, Heap& heap, int threads, int rounds) {
+  std::atomic<int> round{0}, freed{0}, over{0};
+  void* block = nullptr;
+  std::vector<std::thread> workers;
+  for (int index = 0; index < threads; ++index) {
+    workers.emplace_back([&, index] {
+      for (int turn = 1; turn <= rounds; ++turn) {
+        while (round.load() < turn) std::this_thread::yield();
+        if (index == 0) note_placement(&process, block, 0);
+        if (Heap::deallocate(process, block, Heap::kUnstated, nullptr, {}) == Freed::done) ++freed;
+        ++over;
+      }
+    });
+  }
+  for (int turn = 1; turn <= rounds; ++turn) {
+    Request request;
+    request.bytes = 1024;
+    request.alignment = 64;
+    Refusal refusal;
+    block = heap.allocate(request, refusal);
+    round.store(turn);
+    while (over.load() < turn * threads) std::this_thread::yield();
+    if (freed.load() != turn) fail("a block was freed by two threads, or by none", block);
+    if (process.hints.size() != 0) fail("a hint outlived its block", block);
+    freed.store(turn);
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -146,6 +176,8 @@ int main(int argc, char** argv) {
     heap.resolve(streams[2 * index], ref);
     heap.adopt(ref, &owner);
   }
+  auto& untracked = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
+  for (Heap* each : {&heap, &untracked}) free_at_once(process, *each, 2, 100'000);
   std::vector<std::thread> workers;
   for (int index = 0; index < threads; ++index) {
     workers.emplace_back([&, index] {

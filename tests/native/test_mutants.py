@@ -51,7 +51,7 @@ MUTANTS = {
     ),
     "no quarantine": Mutant("pool_frees.hpp", "if (batch.waits.empty()) {", "if (true) {"),
     "the host takes what streams freed": Mutant("pool_frees.hpp", "(!exposed && !on_stream)", "!exposed"),
-    "views are forgotten": Mutant("pool_order.hpp", "block->flags.fetch_or(Block::kExposed);", ""),
+    "views are forgotten": Mutant("pool_order.hpp", " || !mark(process_, block, Block::kExposed)", ""),
     "only the last view counts": Mutant("pool_frees.hpp", "if (index != own) lanes.push_back(index);", ""),
     "held streams that nobody told of are left out": Mutant(
         "pool_frees.hpp", "if (lane.owned && std::find(", "if (false && std::find("
@@ -127,7 +127,7 @@ MUTANTS = {
         "process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
     ),
     "blocks are freed twice": Mutant(
-        "heap.hpp", "if ((flags & Block::kLive) == 0) return refuse_free(", "if (false) return refuse_free("
+        "heap.hpp", "if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(", "if (false) return refuse_free("
     ),
     "advice outlives its block": Mutant(
         "heap.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
