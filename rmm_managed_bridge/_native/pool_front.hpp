@@ -6,9 +6,9 @@
 
 namespace rmm_bridge {
 
-// A batch of fresh blocks: few enough that the next ones are still in the processor's caches, enough to share an event
-// and its query, 500 ns for each held stream.
-inline constexpr std::ptrdiff_t kFreshBlocks = 512;
+// A batch of fresh blocks: so few bytes that the next ones are still in the processor's caches, and enough blocks to share an
+// event and its query, 500 ns for each held stream.
+inline constexpr std::ptrdiff_t kFreshBlocks = 2048;
 inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
 
 inline constexpr std::size_t kRefill = 64;

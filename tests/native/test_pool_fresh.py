@@ -19,7 +19,7 @@ def test_the_source_of_an_invisible_copy_is_not_used_again(bench: Bench, size: i
         bench.free(ptr)
     bench.fake.finish(copy)
     seen = set()
-    for _ in range(2000):  # with the next batches, a look at what has ended
+    for _ in range(10_000):  # with the next batches, a look at what has ended
         seen.add(bench.allocate(size, cpu=True))
         if len(bench.live) > 40:
             bench.free(next(iter(bench.live)))
