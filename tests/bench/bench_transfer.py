@@ -213,8 +213,9 @@ def plot(rows: list[Row], limits: dict[int, float], path: Path) -> None:
         else:
             size = max(row.size_mib for row in mine)
             bars = [row for row in mine if row.size_mib == size]
-            drawn = axis.barh([row.way for row in bars], [row.rate for row in bars], color=[colours[r.way] for r in bars])
-            axis.bar_label(drawn, [f"{row.rate:.0f}" if row.rate > 100 else f"{row.rate:.1f}" for row in bars], padding=3)
+            rates = [row.rate for row in bars]
+            drawn = axis.barh([row.way for row in bars], rates, color=[colours[row.way] for row in bars])
+            axis.bar_label(drawn, [f"{rate:.0f}" if rate > 100 else f"{rate:.1f}" for rate in rates], padding=3)
             axis.invert_yaxis()
             axis.set(xlabel=f"GB/s at {size} MiB", xscale="log", xlim=(1, 10_000), yticks=[])
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -43,7 +43,8 @@ def make(cupy, warp, rmm, device, size=MIB):
         arrays = {"cupy": cupy.ones(size, "u1"), "rmm": rmm.DeviceBuffer(size=size)}
     assert cupy.cuda.runtime.getDevice() == before
     arrays["warp"] = warp.ones(size, dtype=warp.uint8, device=f"cuda:{device}")
-    cupy.cuda.runtime.setDevice(before)  # Warp leaves the device of its last call current (ContextGuard::always_restore)
+    # Warp leaves the device of its last call current (ContextGuard::always_restore is false).
+    cupy.cuda.runtime.setDevice(before)
     return arrays
 
 

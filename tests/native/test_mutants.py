@@ -127,7 +127,9 @@ MUTANTS = {
         "process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
     ),
     "blocks are freed twice": Mutant(
-        "heap.hpp", "if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(", "if (false) return refuse_free("
+        "heap.hpp",
+        "if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(",
+        "if (false) return refuse_free(",
     ),
     "advice outlives its block": Mutant(
         "heap.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
