@@ -309,6 +309,7 @@ class Pool : public ForkLocks {
   // In pool_wait.hpp, the first under the lock:
   EventRef oldest_event();
   bool wait_a_while(const Want& want, Grant& out);
+  bool after_others(const Want& want, Grant& out);
 
   // Takes the lock itself. In pool_release.hpp:
   std::size_t release_chunks(std::size_t keep_bytes);

@@ -39,6 +39,7 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
     if (wait_a_while(want, out)) return Refusal::none;
     if (grow(want, out)) return Refusal::none;
     if (trim() != 0 && grow(want, out)) return Refusal::none;
+    if (after_others(want, out)) return Refusal::none;
     // Last, what other work still holds: wait for it, oldest first.
     while (wait_for_oldest()) {
       if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;

@@ -66,6 +66,20 @@ inline bool Pool::wait_a_while(const Want& want, Grant& out) {
   }
 }
 
+// What another thread is just giving back is in no list, and counts as reserved until upstream has it, which may take as long as
+// the device does. And another one may have taken what this one made room for, or have added more than it took. So memory has
+// only run out if there is none once nobody has any in hand; a second is enough to wait for that. True if `want` could be served.
+inline bool Pool::after_others(const Want& want, Grant& out) {
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out)) return true;
+    if (!others_trim) return false;
+    WithoutGil without(process_);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return false;
+}
+
 inline bool Pool::poll() {
   if (driver_ == nullptr || !process_.running()) return false;
   struct Probe {

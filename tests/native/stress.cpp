@@ -153,6 +153,55 @@ void free_at_once(Process& process, Heap& heap, int threads, int rounds) {
   for (std::thread& worker : workers) worker.join();
 }
 
+// Gives memory back slowly, as CUDA does.
+class SlowUpstream final : public Upstream {
+ public:
+  void* allocate(std::size_t bytes) noexcept override { return host_.allocate(bytes); }
+  void deallocate(void* ptr, std::size_t bytes) noexcept override {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    host_.deallocate(ptr, bytes);
+  }
+  bool gives_zeros() const noexcept override { return host_.gives_zeros(); }
+  std::size_t chunk_bytes() const noexcept override { return 0; }
+
+ private:
+  HostUpstream host_;
+};
+
+// As much memory as the threads need at once, and one that gives back all the time what is free: nobody goes without.
+void at_the_limit(Process& process, int threads, int rounds) {
+  constexpr std::size_t kBytes = std::size_t{4} << 20;
+  PoolOptions options;
+  options.limit_bytes = threads * kBytes;
+  auto& heap = *new Heap(process, std::make_unique<SlowUpstream>(), nullptr, nullptr, options, -1, 2, Track::off);
+  std::atomic<bool> over{false};
+  std::thread trimmer([&] {
+    while (!over.load()) {
+      heap.trim();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  });
+  std::vector<std::thread> workers;
+  for (int index = 0; index < threads; ++index) {
+    workers.emplace_back([&] {
+      Request request;
+      request.bytes = kBytes;
+      request.alignment = 64;
+      for (int turn = 0; turn < rounds; ++turn) {
+        Refusal refusal;
+        void* ptr = heap.allocate(request, refusal);
+        if (ptr == nullptr) return fail("no memory, though there is enough", nullptr);
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        Heap::deallocate(process, ptr, kBytes, nullptr, {});
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  over.store(true);
+  trimmer.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -178,6 +227,7 @@ int main(int argc, char** argv) {
   }
   auto& untracked = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
   for (Heap* each : {&heap, &untracked}) free_at_once(process, *each, 2, 100'000);
+  at_the_limit(process, threads, 300);
   std::vector<std::thread> workers;
   for (int index = 0; index < threads; ++index) {
     workers.emplace_back([&, index] {
