@@ -1,7 +1,7 @@
 // A SpinLock that costs the thread which nearly always takes it no locked instruction: 1 ns a pair instead of 5. A pair of
 // allocate and free takes four locks, and on one thread those were a quarter of its time.
 //
-// The first thread that takes the lock is its owner for ever. Once nobody else has come for a while, the owner enters
+// The first thread that enters is the lock's owner for ever. Once nobody else has come for a while, the owner enters
 // without the inner lock: it only says that it is inside, and looks whether it still may. Whoever else comes takes that
 // right away under the inner lock and waits until the owner is out. It is Dekker's algorithm with its two fences made unequal: a
 // store that a later load may overtake would let both in, so one side needs a fence, and here the rare side has one that makes
@@ -44,7 +44,8 @@ class Fence {
 
 class BiasedLock {
  public:
-  // True if the owner has entered without the inner lock: say `leave` then, else `unlock`.
+  // For the hot path, which is whose the lock should be. True if the owner has entered without the inner lock: say `leave` then,
+  // else `unlock`.
   [[gnu::always_inline]] bool enter() noexcept {
     const std::uintptr_t self = this_thread();
     if (entitled_.load(std::memory_order_relaxed) == self) [[likely]] {
@@ -53,20 +54,17 @@ class BiasedLock {
       if (entitled_.load(std::memory_order_relaxed) == self) [[likely]] return true;
       leave();
     }
-    lock_slowly(self);
+    enter_slowly(self);
     return false;
   }
   [[gnu::always_inline]] void leave() noexcept { inside_.store(false, std::memory_order_release); }
 
-  void lock() noexcept { enter(); }
-
-  [[gnu::always_inline]] void unlock() noexcept {
-    if (inside_.load(std::memory_order_relaxed) && owner_.load(std::memory_order_relaxed) == this_thread()) [[likely]] {
-      inside_.store(false, std::memory_order_release);
-    } else {
-      lock_.unlock();
-    }
+  // For everybody else, and for a fork: always by the inner lock, so that whoever waits is where a child finds it unlocked.
+  void lock() noexcept {
+    lock_.lock();
+    keep_out(this_thread());
   }
+  void unlock() noexcept { lock_.unlock(); }
 
   // Whether the owner enters without the inner lock now, for tests.
   bool biased() const noexcept { return entitled_.load() != 0; }
@@ -76,19 +74,27 @@ class BiasedLock {
   static constexpr std::uint32_t kLongestPatience = std::uint32_t{1} << 20;
 
   // The same in all native modules, unlike the address of a variable, and no other thread's while this one lives. One that
-  // comes to the address of a thread that has ended takes its place: it is a thread like that one.
+  // comes to the address of a thread that has ended takes its place.
   static std::uintptr_t this_thread() noexcept { return reinterpret_cast<std::uintptr_t>(__builtin_thread_pointer()); }
 
-  [[gnu::noinline]] void lock_slowly(std::uintptr_t self) noexcept {
+  [[gnu::noinline]] void enter_slowly(std::uintptr_t self) noexcept {
     lock_.lock();
     const std::uintptr_t owner = owner_.load(std::memory_order_relaxed);
     if (owner == 0) owner_.store(self, std::memory_order_relaxed);
-    if (owner == 0 || owner == self) {
-      if (++turns_ == patience_ && Fence::available()) entitled_.store(self, std::memory_order_relaxed);  // from the next turn on
-      return;
+    if (owner != 0 && owner != self) {
+      keep_out(self);
+    } else if (++turns_ == patience_ && Fence::available()) {
+      inside_.store(false, std::memory_order_relaxed);  // what a fork may have kept of a thread at this address
+      entitled_.store(self, std::memory_order_relaxed);  // from the next turn on
     }
+  }
+
+  // Under the inner lock: from here on the owner comes by it too, if it is another thread.
+  void keep_out(std::uintptr_t self) noexcept {
+    const std::uintptr_t entitled = entitled_.load(std::memory_order_relaxed);
+    if (entitled == self) return;  // it is not inside now, and nobody else gets past the inner lock
     turns_ = 0;
-    if (entitled_.load(std::memory_order_relaxed) == 0) return;
+    if (entitled == 0) return;
     entitled_.store(0, std::memory_order_relaxed);
     Fence::everywhere();
     while (inside_.load(std::memory_order_acquire)) std::this_thread::yield();

@@ -1,6 +1,9 @@
 // biased_lock.hpp alone: an owner that goes in and out all the time, and others that come in between.
 #include "biased_lock.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -78,16 +81,52 @@ void who_has_the_right() {
     for (int turn = 0; turn < 10'000; ++turn) guarded.add();
     check(!guarded.lock.biased(), "another thread becomes the owner");
   }).join();
-  guarded.lock.lock();  // as a fork does
-  guarded.lock.unlock();
   std::thread([&] { guarded.add(); }).join();
   check(guarded.count == 3 * 64 + 10'002, "turns are lost");
+
+  Guarded looked_at;  // by somebody who only reads now and then, such as the bridge's own thread
+  std::thread([&] {
+    for (int turn = 0; turn < 1000; ++turn) {
+      looked_at.lock.lock();
+      looked_at.lock.unlock();
+    }
+  }).join();
+  looked_at.settle();
+  check(looked_at.lock.biased() == Fence::available(), "whoever looks first becomes the owner");
+}
+
+// The owner takes the lock as a fork does while another thread waits, and forks: in the child that thread is gone.
+void a_fork(int turns) {
+  for (int turn = 0; turn < turns; ++turn) {
+    Guarded guarded;
+    guarded.settle();
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+      while (!over.load()) guarded.add();
+    });
+    guarded.lock.lock();
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    const pid_t child = ::fork();
+    guarded.lock.unlock();
+    if (child == 0) {
+      ::alarm(5);
+      guarded.settle();
+      guarded.lock.lock();
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    over.store(true);
+    other.join();
+    check(status == 0, "a forked child waits for a thread that it has not");
+  }
 }
 
 }  // namespace
 
 int main(int, char** arguments) {
   who_has_the_right();
+  a_fork(20);
   others_come_at_any_time(std::atoi(arguments[1]));
   many_threads(4, 20'000);
   std::printf("%d problems\n", problems);
