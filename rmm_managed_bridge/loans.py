@@ -39,11 +39,20 @@ def lend(x: Any, ptr: int, current_stream: Callable[[], Any]) -> Loan:
 
 def hold(ptr: int, stream: Any) -> None:
     """Keep the stream object alive for as long as blocks may name it."""
-    if not streams.owns_its_stream(stream):
+    if not keeps_its_stream(stream):
         return
     heap = core.heap_containing(ptr)
     if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
         heap.adopt(handle, stream)
+
+
+def keeps_its_stream(stream: Any) -> bool:
+    """Return whether the stream lives as long as the object. A Stream of RMM's is as good as what it wraps."""
+    if type(stream).__name__ == "Stream" and type(stream).__module__.startswith("rmm."):
+        from rmm_managed_bridge._native.bridge_resource import owner_of
+
+        stream = owner_of(stream)
+    return streams.owns_its_stream(stream)
 
 
 def note_use(x: Any, ptr: int) -> None:

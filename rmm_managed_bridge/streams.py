@@ -33,7 +33,7 @@ def stream_handle(stream: Any) -> int:
 
 
 def owns_its_stream(stream: Any) -> bool:
-    """Return False for objects that only wrap a handle: the stream may be destroyed while they are alive."""
+    """Return True for objects that are known to keep their stream alive, and False for what may only wrap a handle."""
     root = type(stream).__module__.partition(".")[0]
     if root == "cupy":
         # An ExternalStream is made from a number; Stream.from_external keeps the object that it was made from.
@@ -43,7 +43,10 @@ def owns_its_stream(stream: Any) -> bool:
     if root == "torch":
         # PyTorch never destroys its own streams. One that came from outside has its handle as its id.
         return int(stream.stream_id) != int(stream.cuda_stream)
-    return not isinstance(stream, int)
+    if root == "numba":
+        return not getattr(stream, "external", True)
+    # Nothing is known of others. Those of cuda.core may wrap a handle, and can be closed before their end.
+    return root == "rmm_managed_bridge" or (root == "rmm" and type(stream).__name__ == "CudaStream")
 
 
 def current_cupy_stream(device: int = -1) -> Any:

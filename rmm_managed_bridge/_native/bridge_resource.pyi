@@ -2,6 +2,7 @@ from typing import Any, Self
 
 from rmm.pylibrmm.device_buffer import DeviceBuffer
 from rmm.pylibrmm.memory_resource import DeviceMemoryResource, UpstreamResourceAdaptor
+from rmm.pylibrmm.stream import Stream
 from typing_extensions import disjoint_base
 
 from rmm_managed_bridge._native import core
@@ -10,6 +11,7 @@ from rmm_managed_bridge._native.core import TRACKS as TRACKS
 from rmm_managed_bridge.config import PoolSettings
 
 def stream_of_buffer(buffer: DeviceBuffer) -> Any: ...
+def owner_of(stream: Stream) -> Any: ...
 
 @disjoint_base
 class NativeBridgeResource(UpstreamResourceAdaptor):

@@ -41,6 +41,24 @@ def stream_of_buffer(DeviceBuffer buffer):
     return buffer.stream
 
 
+def owner_of(Stream stream):
+    """Return the object that a stream of RMM's keeps alive; None if it wraps a bare handle."""
+    return stream._owner
+
+
+cdef dict vouched = {}  # by type: whether a stream lives as long as its object, which is asked for each block
+
+
+cdef bint vouched_for(owner):
+    if owner is None:
+        return False
+    known = vouched.get(type(owner))
+    if known is None:
+        root = type(owner).__module__.partition(".")[0]
+        known = vouched[type(owner)] = (root, type(owner).__name__) in (("rmm", "CudaStream"), ("cupy", "Stream"))
+    return known
+
+
 @cython.no_gc_clear
 cdef class NativeBridgeResource(UpstreamResourceAdaptor):
     """The native half of :class:`rmm_managed_bridge.ManagedBridgeResource`, which checks the arguments."""
@@ -82,10 +100,9 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If the stream is being captured. The capture stays valid.
         """
         cdef Stream native = as_stream(stream)
-        # A Stream without an owner wraps a bare handle, whose life nobody vouches for; so does CuPy's ExternalStream.
         return self.heap.take(
             nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework,
-            None if native._owner is None or type(native._owner).__name__ == "ExternalStream" else native,
+            native if vouched_for(native._owner) else None,
         )
 
     def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):

@@ -18,6 +18,7 @@ from helpers.waiting import eventually
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.adapters import torch as adapter
 from rmm_managed_bridge.config import PoolSettings
+from rmm_managed_bridge.loans import keeps_its_stream
 
 MIB = 1 << 20
 BOTH = ["torch", "numpy"]
@@ -266,6 +267,39 @@ def test_a_stream_whose_id_is_its_handle_came_from_outside() -> None:
         stream.stream_id, stream.cuda_stream = stream_id, handle
         assert adapter.streams.owns_its_stream(stream) is expected
         assert adapter.streams.stream_handle(stream) == handle
+
+
+@pytest.mark.parametrize(
+    ("root", "kind", "attributes", "expected"),
+    [
+        ("cupy", "Stream", {}, True),
+        ("cupy", "ExternalStream", {}, False),
+        ("warp", "Stream", {"owner": True}, True),
+        ("warp", "Stream", {"owner": False}, False),
+        ("numba", "Stream", {"external": False}, True),
+        ("numba", "Stream", {"external": True}, False),
+        ("cuda", "Stream", {}, False),  # cuda.core: it may wrap a handle, and can be closed
+        ("somebody", "Stream", {}, False),
+    ],
+)
+def test_only_what_is_known_to_keep_its_stream_alive_counts_as_its_owner(
+    root: str, kind: str, attributes: dict[str, bool], expected: bool
+) -> None:
+    """The handle of one that does not could come back as another stream's while the object is held."""
+    stream = type(kind, (), {"__module__": f"{root}.streams", **attributes})()
+    assert adapter.streams.owns_its_stream(stream) is expected
+
+
+def test_a_stream_of_rmms_is_as_good_as_what_it_wraps() -> None:
+    from rmm.pylibrmm.stream import DEFAULT_STREAM, Stream
+
+    wrapped = {
+        kind: Stream(type(kind, (), {"__module__": "cupy.cuda.stream", "__cuda_stream__": lambda self: (0, 0x5000)})())
+        for kind in ("Stream", "ExternalStream")
+    }
+    assert [keeps_its_stream(stream) for stream in wrapped.values()] == [True, False]
+    assert not keeps_its_stream(DEFAULT_STREAM)
+    assert not keeps_its_stream(0x5000)
 
 
 class _Recorder:

@@ -80,6 +80,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 class Stream:
     """CuPy's null stream."""
 
+    __module__ = "cupy.cuda.stream"
     ptr = 0
 
 

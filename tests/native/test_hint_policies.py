@@ -22,6 +22,8 @@ pytestmark = pytest.mark.fake_driver
 class Stream:
     """A stream of CuPy's."""
 
+    __module__ = "cupy.cuda.stream"
+
     def __init__(self, handle: int) -> None:
         self.ptr = handle
 
