@@ -31,8 +31,9 @@ inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) no
     process.history.add({Action::failure, key, entry});
     return nullptr;
   }
+  const auto nothing = [] {};
   if (in_place) {
-    heap->account_resize(id, ptr, bytes, growth);
+    if (heap->account_resize(id, ptr, ptr, bytes, nothing) && growth != 0) heap->resized(growth);
     return ptr;
   }
   const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
@@ -44,31 +45,41 @@ inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) no
       ordered = false;
     }
   }
-  if (!ordered) {
+  std::uint8_t flags = 0;
+  if (ordered) {
+    std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
+    const auto move = [&] {
+      flags = found.block->flags.exchange(0);
+      found.block->entry.store(0, std::memory_order_release);
+      grant.block->entry.store(id, std::memory_order_release);
+    };
+    if (id == 0) move();
+    if (id != 0) heap->account_resize(id, ptr, grant.ptr, bytes, move);
+  }
+  // Not ordered, or freed meanwhile by another thread, wrongly: then the old block is its.
+  if ((flags & Block::kLive) == 0) {
     process.budgets.charge(key.tag, -growth);
     grant.block->flags.store(0);
     heap->Pool::deallocate({process.pages.find(grant.ptr), grant.block, bytes}, false, nullptr);
     return nullptr;
   }
-  std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
-  found.block->entry.store(0);
-  grant.block->entry.store(id, std::memory_order_release);
-  heap->account_resize(id, grant.ptr, bytes, 0);
   // The hints were for these pages; those that the block moves to have none.
-  if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);
+  if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);
   heap->Pool::deallocate({found.span, found.block, old_bytes}, exposed, nullptr);
   return grant.ptr;
 }
 
-// `growth`: of a block that stays where it is; one that moves is counted by the pool.
-inline void Heap::account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::ptrdiff_t growth) noexcept {
-  if (growth != 0) resized(growth);
-  if (id == 0) return;
-  process().ledger.resize(id, reinterpret_cast<std::uintptr_t>(ptr), bytes);
+// False if the block has ended.
+template <typename Moved>
+bool Heap::account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept {
+  if (id == 0) return true;
+  const auto number = [](void* ptr) { return reinterpret_cast<std::uintptr_t>(ptr); };
+  if (!process().ledger.resize(id, number(from), number(to), bytes, moved)) return false;
   Entry entry;
   if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
     process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
   }
+  return true;
 }
 
 }  // namespace rmm_bridge

@@ -90,14 +90,17 @@ class Ledger {
     return true;
   }
 
-  // The block keeps its serial, site and time: it is the same allocation, larger or smaller, perhaps elsewhere.
-  void resize(EntryId id, std::uintptr_t ptr, std::uint64_t bytes) noexcept {
+  // The block at `from` keeps its serial, site and time: it is the same allocation, larger or smaller, perhaps elsewhere. False,
+  // and nothing changed, if it has ended. `moved` is called under the shard's lock.
+  template <typename Moved>
+  bool resize(EntryId id, std::uintptr_t from, std::uintptr_t to, std::uint64_t bytes, Moved moved) noexcept {
     Shard& shard = shards_[id % kShards];
     std::scoped_lock lock(shard.lock);
-    note_peak(seen_from(shard));
     Entry& stored = shard.at(id / kShards - 1);
+    if (stored.ptr != from) return false;
+    note_peak(seen_from(shard));
     const std::int64_t delta = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(stored.bytes);
-    stored.ptr = ptr;
+    stored.ptr = to;
     stored.bytes = bytes;
     ++stored.resized_count;
     count(shard, delta);
@@ -107,6 +110,8 @@ class Ledger {
     } else {
       account.opened_bytes += delta;
     }
+    moved();
+    return true;
   }
 
   // Copies the entry; false if it was closed meanwhile.

@@ -158,6 +158,25 @@ def test_an_array_that_moves_when_it_is_resized_leaves_its_advice_behind(bench: 
     handler.free(moved)
 
 
+def test_an_array_that_is_freed_while_it_moves_is_not_had_by_two(bench: Bench) -> None:
+    """A mistake of the caller's, here in the wait for the device. The resize fails, and no block is given twice."""
+    from rmm_managed_bridge._native.numpy_handler import NumpyHandler
+
+    handler = NumpyHandler()
+    handler.use(bench.heap)
+    stream = bench.owned()
+    ptr = handler.malloc(8 * MIB)
+    bench.expose(ptr, stream)
+    bench.fake.enqueue(stream)
+    bench.fake.on_call("cuEventSynchronize", lambda: bench.heap.deallocate(ptr))
+    assert handler.realloc(ptr, 64 * MIB) == 0
+    assert bench.heap.live_count == 0 and bench.heap.live_bytes == 0
+    bench.fake.finish_all()
+    taken = [bench.allocate(8 * MIB, cpu=True) for _ in range(16)]
+    assert len(set(taken)) == len(taken)
+    assert bench.close()
+
+
 def test_a_note_is_refused_where_no_block_lives(bench: Bench) -> None:
     ptr = bench.allocate(1 << 16, cpu=True)
     bench.free(ptr)
