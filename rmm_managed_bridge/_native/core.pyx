@@ -30,7 +30,6 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     CHeap* heap_of(CProcess* process, const void* ptr)
     int current_device_of(CProcess* process)
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
-    Refusal stream_key(CHeap* heap, CUstream stream, uint64_t& key)
     bool holds_stream(CHeap* heap, CUstream stream)
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +

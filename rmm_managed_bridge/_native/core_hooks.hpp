@@ -112,15 +112,16 @@ inline bool live_block(Process* process, const void* ptr, std::uintptr_t& start,
 
 inline Heap* heap_of(Process* process, const void* ptr) { return Heap::of(*process, ptr); }
 
-// 0: done; 1: no live block there; 2: the driver does not know the stream; 3: it is being captured and not known from before.
-inline int expose_block(Process* process, const void* ptr, CUstream stream) {
+// 0: done; 1: no live block there; 2: the driver does not know the stream; 3: it is being captured and not known from before,
+// unless `lose_it`: then the block is done with when it is freed.
+inline int expose_block(Process* process, const void* ptr, CUstream stream, bool lose_it = false) {
   const Heap::Found found = Heap::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
   auto* heap = static_cast<Heap*>(found.span->pool);
   StreamRef ref;
   // Also while the stream is being captured: the note costs no call that could break that.
   if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
-  if (ref.key == StreamRef::kUnseenKey) return 3;
+  if (ref.key == StreamRef::kUnseenKey && !lose_it) return 3;
   heap->expose(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }

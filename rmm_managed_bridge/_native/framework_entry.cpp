@@ -185,6 +185,6 @@ void bridge_torch_record_stream(void* ptr, CUstream stream) {
   TorchGuest& guest = torch_guest();
   if (guest.process == nullptr || !guest.process->running()) return;
   Heap* heap = Heap::of(*guest.process, ptr);
-  if (heap == nullptr || expose_block(guest.process, ptr, stream) != 0) return;
+  if (heap == nullptr || expose_block(guest.process, ptr, stream, true) != 0) return;
   if (!holds_stream(heap, stream)) hold_soon(guest, stream, heap->device());
 }

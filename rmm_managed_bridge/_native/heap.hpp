@@ -169,7 +169,9 @@ class Heap : public Pool, public Kept {
       }
     } catch (const std::bad_alloc&) {
     }
-    return Delay{50};  // device work on freed blocks goes on
+    // Device work on freed blocks goes on, or they wait for a stream that is never seen again.
+    retry_ = std::min(2 * retry_, Delay{10'000});
+    return retry_;
   }
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
@@ -245,13 +247,15 @@ class Heap : public Pool, public Kept {
   static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
 
   // In heap_resize.hpp:
-  void account_resize(Ledger::EntryId id, void* ptr, std::size_t bytes, std::ptrdiff_t growth) noexcept;
+  template <typename Moved>
+  bool account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept;
 
   const std::int16_t device_;
   const std::uint8_t kind_;
   const Track track_;
   std::atomic<bool> retired_{false};
   std::atomic<bool> ended_{false};
+  Delay retry_{25};  // of the keeper's thread
   SpinLock ended_lock_;
   std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode
 };

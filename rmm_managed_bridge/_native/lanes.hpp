@@ -44,6 +44,12 @@ class LaneTable {
     return &at(found->second);
   }
 
+  // The lane of the held stream with this handle; null for the handles that mean another stream in each context or thread.
+  Lane* find_held(CUstream handle) noexcept {
+    auto found = by_handle_.find(handle);
+    return found == by_handle_.end() ? nullptr : &at(found->second);
+  }
+
   // Throws std::bad_alloc, also when 65,534 streams are named by live blocks at once.
   Lane& get(const StreamRef& stream) {
     if (Lane* lane = find(stream.key); lane != nullptr) return *lane;
@@ -61,7 +67,7 @@ class LaneTable {
     Lane& lane = at(index);
     lane.stream = stream;
     // These two outlive every block: nobody destroys them.
-    if (stream.legacy() || stream.handle == CU_STREAM_PER_THREAD) own(lane);
+    if (stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey)) own(lane);
     lane.in_use = true;
     return lane;
   }
@@ -70,13 +76,22 @@ class LaneTable {
   void own(Lane& lane) noexcept {
     if (!lane.owned) held_.fetch_add(1, std::memory_order_relaxed);
     lane.owned = true;
+    if (!lane.stream.legacy() && lane.stream.handle != CU_STREAM_PER_THREAD) {
+      try {
+        by_handle_.insert_or_assign(lane.stream.handle, lane.index);
+      } catch (const std::bad_alloc&) {  // then the driver is asked for its id
+      }
+    }
     std::scoped_lock lock(lane.front.lock);
     lane.front.key.store(lane.stream.key, std::memory_order_release);
   }
 
   // The stream's object is let go.
   void disown(Lane& lane) noexcept {
-    if (lane.owned) held_.fetch_sub(1, std::memory_order_relaxed);
+    if (lane.owned) {
+      held_.fetch_sub(1, std::memory_order_relaxed);
+      if (find_held(lane.stream.handle) == &lane) by_handle_.erase(lane.stream.handle);
+    }
     lane.owned = false;
     lane.owner = nullptr;
   }
@@ -120,6 +135,7 @@ class LaneTable {
   std::size_t count_ = 0;
   std::atomic<int> held_{0};
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
+  std::unordered_map<CUstream, std::uint16_t> by_handle_;  // of held streams
   std::vector<std::uint16_t> idle_;
   std::uint64_t last_key_ = StreamRef::kHostKey;
   std::uint16_t last_index_ = 0;

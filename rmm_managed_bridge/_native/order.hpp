@@ -22,10 +22,11 @@ namespace rmm_bridge {
 struct StreamRef {
   static constexpr std::uint64_t kHostKey = ~std::uint64_t{0};
   static constexpr std::uint64_t kLegacyKey = ~std::uint64_t{0} - 1;
-  // A stream that is being captured and was not seen before: its id cannot be had. What is freed on it is lost.
+  // Any stream that is being captured and was not seen before: its id cannot be had. What waits for it waits for ever.
   static constexpr std::uint64_t kUnseenKey = ~std::uint64_t{0} - 2;
   std::uint64_t key = kHostKey;
   CUstream handle = nullptr;
+  bool guessed = false;  // it is being captured, and `key` is of the stream that was last seen with its handle
 
   bool host() const noexcept { return key == kHostKey; }
   bool legacy() const noexcept { return key == kLegacyKey; }
@@ -66,9 +67,12 @@ class EventPool {
     if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
     CUevent event = get();
     if (event == nullptr) return Recorded::failed;
-    const bool recorded = driver_.event_record(event, stream.handle) == CUDA_SUCCESS;  // not in a capture that is lost
-    const bool capturing = !stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!recorded || capturing) {
+    // In a capture that is lost already, recording fails, and the result says so: a handle that failed is not asked again.
+    const CUresult result = driver_.event_record(event, stream.handle);
+    const bool capturing = result == CUDA_SUCCESS
+                               ? !stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE
+                               : result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_CAPTURED_EVENT;
+    if (result != CUDA_SUCCESS || capturing) {
       driver_.event_destroy(event);
       return capturing ? Recorded::capturing : Recorded::failed;
     }

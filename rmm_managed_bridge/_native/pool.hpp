@@ -224,7 +224,7 @@ class Pool : public ForkLocks {
   };
 
   template <typename Body>
-  std::invoke_result_t<Body> with_lock(Body body) {
+  std::invoke_result_t<Body> with_lock(Body body) const {
     std::scoped_lock lock(lock_);
     return body();
   }
@@ -243,7 +243,7 @@ class Pool : public ForkLocks {
 
   // In pool_streams.hpp:
   const RememberedLane* held_lane(CUstream handle) const noexcept;
-  std::uint64_t key_by_handle(CUstream handle, bool held) const noexcept;
+  Refusal resolve_per_thread(StreamRef& out) const noexcept;
   void seen_again(std::uint16_t lane, const StreamRef& stream);
   void sign(std::uint16_t lane, const EventRef& event, std::uint64_t later) noexcept;  // under the lock
 

@@ -125,7 +125,7 @@ inline void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t ow
     first_later_batch = next_batch_;
   });
   EventRef event;
-  const Recorded recorded = events_->record(stream, event);
+  const Recorded recorded = stream.guessed ? Recorded::capturing : events_->record(stream, event);
   std::scoped_lock lock(lock_);
   --lane.users;
   if (recorded == Recorded::done) {
@@ -168,7 +168,8 @@ inline void Pool::free_exposed(const Span* span, Block* block, std::uint16_t own
     }
     // Where no event can be had now, `poll` tries again once the capture may be over.
     EventRef event;
-    if (events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
+    const bool guessed = index == given && stream->guessed;
+    if (guessed || events_->record(index == given ? *stream : lane.stream, event) != Recorded::done) event = nullptr;
     batch.waits.push_back({index, std::move(event), false});
   }
   for (EventRef& event : work_of_departed()) batch.waits.push_back({kFreshLane, std::move(event), false});

@@ -17,16 +17,21 @@ struct RememberedLane {
   Lane* lane = nullptr;
 };
 
-inline RememberedLane& remembered(CUstream handle) noexcept {
-  // Small: each native module has one, in the little memory that libraries loaded late may use for threads (static TLS).
-  static thread_local std::array<RememberedLane, 4> lanes;
-  return lanes[(reinterpret_cast<std::uintptr_t>(handle) * 0x9E3779B97F4A7C15) >> 62];  // Fibonacci hashing
+// Few: each native module has a table, in the little memory that libraries loaded late may use for threads (static TLS). This
+// thread's own streams, one in each pool, have places of their own: while one is captured, nothing else tells which it is.
+inline RememberedLane& remembered(CUstream handle, const void* home) noexcept {
+  static thread_local std::array<RememberedLane, 4 + 2> lanes;
+  constexpr std::uint64_t kFibonacci = 0x9E3779B97F4A7C15;  // whose product has good high bits
+  if (handle == CU_STREAM_PER_THREAD) return lanes[4 + ((reinterpret_cast<std::uintptr_t>(home) * kFibonacci) >> 63)];
+  return lanes[(reinterpret_cast<std::uintptr_t>(handle) * kFibonacci) >> 62];
 }
 
-inline void remember(Lane& lane) noexcept { remembered(lane.stream.handle) = {lane.stream.handle, lane.stream.key, &lane}; }
+inline void remember(Lane& lane) noexcept {
+  remembered(lane.stream.handle, lane.home) = {lane.stream.handle, lane.stream.key, &lane};
+}
 
 inline const RememberedLane* Pool::held_lane(CUstream handle) const noexcept {
-  const RememberedLane& seen = remembered(handle);
+  const RememberedLane& seen = remembered(handle, &lanes_);
   const bool good = seen.lane != nullptr && seen.handle == handle && seen.lane->home == &lanes_ &&
                     seen.lane->front.key.load(std::memory_order_acquire) == seen.key;
   return good ? &seen : nullptr;
@@ -40,50 +45,55 @@ inline Refusal Pool::resolve(CUstream handle, StreamRef& out) const noexcept {
     out = {StreamRef::kLegacyKey, nullptr};
     return Refusal::none;
   }
+  if (handle == CU_STREAM_PER_THREAD) [[unlikely]] return resolve_per_thread(out);
   if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
   if (const RememberedLane* seen = held_lane(handle)) [[likely]] {
     out = {seen->key, handle};
     return Refusal::none;
   }
-  std::uint64_t key = key_by_handle(handle, true);
-  if (key == 0) {
-    // A thread without a current context has no per-thread stream for the driver, though CUDA's runtime would give it one.
-    const DriverScope scope(handle == CU_STREAM_PER_THREAD ? driver_ : nullptr, events_->context());
-    key = events_->id_of(handle);
-  }
-  if (key == 0) return Refusal::bad_stream;
-  out = {key, handle};
-  return Refusal::none;
+  const std::uint64_t held = with_lock([&] {
+    Lane* lane = lanes_.find_held(handle);
+    if (lane != nullptr) remember(*lane);
+    return lane == nullptr ? 0 : lane->stream.key;
+  });
+  out = {held != 0 ? held : events_->id_of(handle), handle};
+  return out.key == 0 ? Refusal::bad_stream : Refusal::none;
 }
 
-// For a free, which must not fail, and for a note that a stream uses a block: both also while it is being captured, when it is
-// the stream that was last seen with this handle, or one of kUnseenKey. False if there is no such stream, or no device
-// that this memory could be used on.
+// This thread's own stream in the pool's context, which need not be the current one; a thread may have none at all, where
+// CUDA's runtime would make it one.
+[[gnu::noinline]] inline Refusal Pool::resolve_per_thread(StreamRef& out) const noexcept {
+  const DriverScope scope(driver_, events_->context());
+  if (events_->capture_status(CU_STREAM_PER_THREAD) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
+  const RememberedLane* seen = held_lane(CU_STREAM_PER_THREAD);
+  out = {seen != nullptr ? seen->key : events_->id_of(CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD};
+  return out.key == 0 ? Refusal::bad_stream : Refusal::none;
+}
+
+// For a free, which must not fail, and for a note that a stream uses a block: both also while it is being captured. One that
+// nobody holds is then taken for the stream that was last seen with its handle. That one may be gone and the handle another's:
+// then what waits for it waits for ever. False if there is no such stream, or no device that this memory could be used on.
 inline bool Pool::resolve_for_free(CUstream handle, StreamRef& out) const noexcept {
   const Refusal refusal = resolve(handle, out);
   if (refusal == Refusal::none) return !out.host();
   if (refusal != Refusal::capturing) return false;
-  const RememberedLane* seen = held_lane(handle);
-  const std::uint64_t key = seen != nullptr ? seen->key : key_by_handle(handle, false);
-  out = {key != 0 ? key : StreamRef::kUnseenKey, handle};
-  return true;
-}
-
-// The id of the stream that has this handle, without asking the driver: of the one that is held, or else, unless `held`, of the
-// one that was seen last. That one may be gone and the handle another's: then what waits for it waits for ever. 0 if there
-// is none, and for the handle that each thread has.
-inline std::uint64_t Pool::key_by_handle(CUstream handle, bool held) const noexcept {
-  if (handle == CU_STREAM_PER_THREAD) return 0;
-  std::uint64_t owned = 0, latest = 0;
+  if (const RememberedLane* seen = held_lane(handle)) {
+    out = {seen->key, handle};
+    return true;
+  }
   std::scoped_lock lock(lock_);
-  lanes_.for_each_stream([&](Lane& lane) {
-    if (lane.stream.handle != handle || lane.stream.key == StreamRef::kUnseenKey) return;
-    latest = std::max(latest, lane.stream.key);
-    if (!lane.owned) return;
-    owned = lane.stream.key;
-    remember(lane);
+  if (const Lane* lane = lanes_.find_held(handle)) {
+    out = {lane->stream.key, handle};
+    return true;
+  }
+  out = {StreamRef::kUnseenKey, handle, true};
+  if (handle == CU_STREAM_PER_THREAD) return true;  // of which thread, only its id would tell
+  std::uint64_t latest = 0;
+  lanes_.for_each_stream([&](const Lane& lane) {
+    if (lane.stream.handle == handle && lane.stream.key != StreamRef::kUnseenKey) latest = std::max(latest, lane.stream.key);
   });
-  return owned != 0 || held ? owned : latest;
+  if (latest != 0) out.key = latest;
+  return true;
 }
 
 // A borrowed stream passes its handle again: now an event can be recorded behind what was freed without one, because the stream

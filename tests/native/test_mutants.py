@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent
 SUITES = [
     "frees",
     "hot_path",
+    "streams",
     "hints",
     "stream_order",
     "host_order",
@@ -78,23 +79,27 @@ MUTANTS = {
     ),
     "a front takes what a view showed": Mutant("pool.hpp", "if (exposed || !put_front(", "if (!put_front("),
     "every stream counts as held": Mutant(
-        "lanes.hpp", "if (stream.legacy() || stream.handle == CU_STREAM_PER_THREAD) own(lane);", "own(lane);"
+        "lanes.hpp",
+        "(stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey))",
+        "(true)",
     ),
+    "an unseen per-thread stream counts as held": Mutant("lanes.hpp", " && stream.key != StreamRef::kUnseenKey", ""),
+    "a guess is as good as an id": Mutant("pool_frees.hpp", "stream.guessed ? Recorded::capturing : ", ""),
     "the cpu does not wait": Mutant(
         "pool_order.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
-        "pool_streams.hpp", "key = events_->id_of(handle);", "key = reinterpret_cast<std::uint64_t>(handle);"
+        "pool_streams.hpp", "held != 0 ? held : events_->id_of(handle)", "reinterpret_cast<std::uint64_t>(handle)"
     ),
     "a remembered lane may be another stream's": Mutant(
         "pool_streams.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
     ),
     "a remembered lane may be another pool's": Mutant("pool_streams.hpp", "seen.lane->home == &lanes_ &&", ""),
     "a captured stream is asked for its id": Mutant(
-        "pool_streams.hpp", "seen->key : key_by_handle(handle, false)", "seen->key : events_->id_of(handle)"
+        "pool_streams.hpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
     ),
     "a held stream is asked for its id": Mutant(
-        "pool_streams.hpp", "std::uint64_t key = key_by_handle(handle, true);", "std::uint64_t key = 0;"
+        "pool_streams.hpp", "held != 0 ? held : events_->id_of(handle)", "events_->id_of(handle)"
     ),
     "a sign counts for what came after it": Mutant("pool_streams.hpp", "if (batch.number >= later) break;", ""),
     "a stream that is seen again is no sign": Mutant(
@@ -104,7 +109,10 @@ MUTANTS = {
     "a captured per-thread stream is asked for its id": Mutant(
         "order.hpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n      if (id_of", "if (id_of"
     ),
-    "captured events are kept": Mutant("order.hpp", f"!stream.legacy() && {NOT_CAPTURING};", "false;"),
+    "captured events are kept": Mutant("order.hpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
+    "a per-thread stream is looked at in the current context": Mutant(
+        "pool_streams.hpp", "const DriverScope scope(driver_, events_->context());", ""
+    ),
     "an event on a barred legacy stream": Mutant(
         "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
     ),
@@ -136,8 +144,8 @@ MUTANTS = {
     ),
     "a resized block takes its advice along": Mutant(
         "heap_resize.hpp",
-        "if ((found.block->flags.exchange(0) & Block::kHinted) != 0) heap->end_hints(ptr);",
-        "found.block->flags.store(0);",
+        "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);",
+        "",
     ),
     "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),

@@ -199,72 +199,6 @@ def test_a_block_let_go_during_a_capture_is_held_until_it_has_ended(fake: FakeCu
     assert bench.close()
 
 
-@pytest.mark.behaviour("G5")
-def test_a_block_freed_on_a_captured_stream_that_was_never_seen_is_lost(fake: FakeCuda) -> None:
-    """The id of a captured stream cannot be had, so nobody can tell later that this was the one: a leak, no reuse."""
-    bench = Bench(fake, limit_bytes=16 * MIB)
-    stream = bench.borrowed()
-    ptr = bench.allocate(16 * MIB, cpu=True)
-    fake.begin_capture(stream)
-    bench.free(ptr, stream)
-    assert fake.end_capture(stream)
-    bench.adopt(stream)
-    for taker in (None, stream):
-        with pytest.raises(MemoryError, match=r"16\.0 MiB waiting"):
-            bench.allocate(16 * MIB, taker, cpu=taker is None)
-
-
-@pytest.mark.behaviour("G5")
-@pytest.mark.parametrize("sign", ["a free", "an allocation", "another's free"])
-def test_a_borrowed_stream_that_is_used_after_its_capture_lets_go_of_what_was_freed_in_it(
-    fake: FakeCuda, sign: str
-) -> None:
-    bench = Bench(fake, limit_bytes=48 * MIB)
-    stream = bench.borrowed()
-    kept = bench.allocate(1024, stream)
-    ptr = bench.allocate(16 * MIB, cpu=True)
-    fake.begin_capture(stream)
-    bench.free(ptr, stream)
-    assert fake.end_capture(stream)
-    if sign == "a free":
-        bench.free(kept, stream)
-    elif sign == "an allocation":
-        bench.allocate(3 * MIB, stream)  # one that has to look for memory
-    else:
-        bench.free(bench.allocate(1024), stream)
-    assert bench.allocate(16 * MIB, cpu=True) == ptr
-    assert bench.close()
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_no_id_is_asked_for_of_a_stream_that_is_held(bench: Bench, held: bool) -> None:
-    """It would end a capture that another thread begins just then."""
-    stream = bench.owned() if held else bench.borrowed()
-    other = threading.Thread(target=lambda: bench.free(bench.allocate(1024, stream), stream))
-    bench.fake.clear()
-    other.start()
-    other.join()
-    bench.order(bench.allocate(MIB, cpu=True), stream)
-    bench.used_and_freed(MIB, stream)
-    assert (bench.fake.calls("cuStreamGetId") == 0) == held
-
-
-def test_a_captured_per_thread_stream_is_asked_nothing_but_that(bench: Bench) -> None:
-    stream = bench.fake.ambient(PER_THREAD)
-    ptr = bench.allocate(MIB, stream)
-    shown, before = bench.allocate(MIB, cpu=True), bench.allocate(MIB, cpu=True)
-    bench.expose(before, stream)
-    bench.fake.begin_capture(stream)
-    bench.fake.clear()
-    bench.expose(shown, stream)
-    bench.free(ptr, stream)
-    bench.free(shown)
-    bench.heap.trim()
-    assert bench.fake.calls("cuStreamGetId") == 0
-    assert bench.fake.end_capture(stream)
-    assert bench.close()
-
-
 def test_a_quarantined_block_of_a_captured_borrowed_stream_waits_for_that_stream(bench: Bench) -> None:
     """The number of a stream's lane is not given to another one while a block waits for the stream."""
     captured = bench.borrowed()
@@ -354,31 +288,3 @@ def test_a_capture_whose_stream_somebody_has_goes_on(bench: Bench) -> None:
     assert bench.heap.drop_unused_streams() == 0
     bench.heap.trim()
     assert bench.fake.end_capture(stream)
-
-
-def test_a_captured_stream_that_is_held_is_asked_nothing_but_whether_it_is_captured(bench: Bench) -> None:
-    stream = bench.owned()
-    ptr = bench.allocate(MIB, cpu=True)
-    bench.fake.begin_capture(stream)
-    bench.fake.clear()
-    bench.expose(ptr, stream)
-    assert set(bench.fake.trace()) == {"cuStreamIsCapturing"}
-    assert bench.fake.end_capture(stream)
-
-
-def test_a_captured_stream_that_nobody_knows_from_before_is_refused_in_words(fake: FakeCuda) -> None:
-    """The id of one that is being captured is not relied on: a held one is known by its handle, another is refused."""
-    bench = Bench(fake)
-    held, unseen = bench.owned(), bench.borrowed()
-    ptr = bench.allocate(MIB, cpu=True)
-    asked = fake.calls("cuStreamGetId")
-    fake.begin_capture(held)
-    bench.expose(ptr, held)
-    assert fake.end_capture(held) and fake.calls("cuStreamGetId") == asked
-    fake.begin_capture(unseen)
-    fake.fail("cuStreamGetId")
-    with pytest.raises(BridgeError, match="is being captured, and the bridge has not seen it before"):
-        bench.expose(ptr, unseen)
-    assert fake.end_capture(unseen)
-    bench.free(ptr)
-    assert bench.close()
