@@ -38,7 +38,7 @@ for each in "${tests[@]}"; do
     start=$SECONDS code=0
     # SIGABRT: pytest's faulthandler says where every thread is.
     timeout --signal=ABRT --kill-after=20 "${FILE_SECONDS:-300}" \
-        "$python" -P -m pytest "$each" -p no:cacheprovider --junitxml="$reports/$name.xml" 2>&1 | tee -a "$log" || code=$?
+        "$python" -P -m pytest "$each" -p no:cacheprovider -o junit_family=xunit1 --junitxml="$reports/$name.xml" 2>&1 | tee -a "$log" || code=$?
     echo "$code $((SECONDS - start))" >"$reports/$name.code"
 done
 

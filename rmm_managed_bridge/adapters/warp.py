@@ -56,8 +56,10 @@ class WarpAllocator:
             import warp
 
             device = self._devices[number] = warp.get_device(f"cuda:{number}")
+        # None while another thread sets the device up, at its first use. Warp's streams are blocking ones: the legacy
+        # stream, which stands in, comes after their work, and they after its.
         stream = device.stream
-        handle = stream.cuda_stream or 0
+        handle = 0 if stream is None else stream.cuda_stream or 0
         owner = stream if streams.owns_its_stream(stream) else None
         ptr = heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
         if ptr and policy.wants_to_know(size_in_bytes):

@@ -90,6 +90,7 @@ class Worker:
 
 def test_every_pattern_survives(bridge, cupy, warp, slow) -> None:
     problems: list[str] = []
+    warp.zeros(1, device="cuda:0")  # Warp sets a device up at its first use, which is not for several threads at once
     workers = [Worker(bridge, cupy, warp, slow, seed, problems) for seed in range(4)]
     until = time.monotonic() + SECONDS
     threads = [threading.Thread(target=worker.run, args=(until,)) for worker in workers]

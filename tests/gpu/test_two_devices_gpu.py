@@ -57,6 +57,7 @@ def test_each_device_serves_its_own_and_says_so(both, cupy, warp, rmm_pool) -> N
         for framework, array in make(cupy, warp, rmm_pool, device).items():
             record = both.allocation_of(array)
             assert (record.framework, record.device, record.kind) == (framework, device, "managed")
+            del array
     assert cupy.cuda.runtime.getDevice() == 0
     assert both.allocation_of(np.ones(10)).device == 0
     kept = [make(cupy, warp, rmm_pool, device) for device in range(2)]

@@ -153,6 +153,17 @@ def test_new_blocks_of_warp_are_prefetched(cupy: Any, hints: FakeHints, monkeypa
     allocator.deallocate(small, 100)
 
 
+def test_a_device_that_warp_is_still_setting_up_gives_blocks_on_the_legacy_stream(
+    cupy: Any, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no stream for a moment, which another thread that uses it for the first time may meet."""
+    stub_warp.put_in_place(monkeypatch, 1).devices[0].stream = None
+    allocator = WarpAllocator()
+    ptr = allocator.allocate(1000)
+    assert ptr and bridge.allocation_of(ptr).stream == LEGACY
+    allocator.deallocate(ptr, 1000)
+
+
 def test_a_hint_that_fails_does_not_stop_an_allocation_or_a_view(cupy: Any, hints: FakeHints, fake: FakeCuda) -> None:
     array = np.ones(MIB)
     with bridge.using_hints("device"):

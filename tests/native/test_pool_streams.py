@@ -76,6 +76,28 @@ def test_a_borrowed_stream_that_is_used_after_its_capture_lets_go_of_what_was_fr
     assert bench.close()
 
 
+@pytest.mark.behaviour("G5")
+def test_a_sign_says_nothing_of_what_came_after_it(fake: FakeCuda) -> None:
+    """While one thread frees on a borrowed stream, another enqueues work there and frees during a capture of it."""
+    bench = Bench(fake, limit_bytes=48 * MIB)
+    stream = bench.borrowed()
+    first, second = bench.allocate(16 * MIB, stream), bench.allocate(16 * MIB, stream)
+    works = []
+
+    def meanwhile() -> None:
+        works.append(fake.enqueue(stream))
+        fake.begin_capture(stream, RELAXED)
+        bench.free(second, stream)
+        assert fake.end_capture(stream)
+
+    fake.on_call("cuEventRecord", meanwhile)
+    bench.free(first, stream)
+    got = all_that_is_left(bench, bench.owned(), None)
+    assert first in got and second not in got and not fake.done(works[0])
+    bench.adopt(stream)
+    assert bench.close()
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_no_id_is_asked_for_of_a_stream_that_is_held(bench: Bench, held: bool) -> None:
     """It would end a capture that another thread begins just then."""
@@ -180,7 +202,9 @@ def test_a_held_stream_that_is_let_go_leaves_its_handle_to_others(bench: Bench) 
     bench.fake.destroy(old)
     again = bench.borrowed()
     assert again.handle == old.handle
+    bench.fake.clear()
     taken = [bench.allocate(MIB, again) for _ in range(4)]
+    assert bench.fake.calls("cuStreamGetId") > 0, "what the thread remembers of the handle is not good any more"
     assert used not in taken or bench.fake.done(work) or bench.fake.ordered(work, again)
 
 
