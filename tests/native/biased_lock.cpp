@@ -109,7 +109,7 @@ void a_fork(int turns) {
     const pid_t child = ::fork();
     guarded.lock.unlock();
     if (child == 0) {
-      ::alarm(5);
+      ::alarm(60);
       guarded.settle();
       guarded.lock.lock();
       ::_exit(0);
