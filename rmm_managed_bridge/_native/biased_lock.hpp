@@ -1,5 +1,5 @@
 // A SpinLock that costs the thread which nearly always takes it no locked instruction: 1 ns a pair instead of 5. A pair of
-// allocate and free takes four locks, and on one thread those were a quarter of its time.
+// allocate and free takes a front's lock twice; it is 10 of 43 ns faster for it (docs/performance.md).
 //
 // The first thread that enters is the lock's owner for ever. Once nobody else has come for a while, the owner enters
 // without the inner lock: it only says that it is inside, and looks whether it still may. Whoever else comes takes that
