@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.library != "warp" and given.git is None:
         parser.error(f"{given.library}'s tests are not in its wheel: pass --git with a clone of its repository")
     files = _warp_files() if given.library == "warp" else _git_files(given.library, given.git, given.ref)
+    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"peers-{given.library}.tar.xz"
     with tarfile.open(path, "w:xz") as archive:
         for name, content in files:
