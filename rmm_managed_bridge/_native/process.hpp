@@ -86,7 +86,7 @@ struct Process {
   void lock_for_fork() noexcept {
     locks_lock_.lock();
     for (ForkLocks* pool : locks_) pool->lock_for_fork();
-    ledger.for_each_lock([](SpinLock& lock) { lock.lock(); });
+    ledger.for_each_lock([](auto& lock) { lock.lock(); });
     history.lock_for_fork().lock();
     notices.lock_for_fork().lock();
     pages.lock_for_fork().lock();
@@ -97,7 +97,7 @@ struct Process {
     pages.lock_for_fork().unlock();
     notices.lock_for_fork().unlock();
     history.lock_for_fork().unlock();
-    ledger.for_each_lock([](SpinLock& lock) { lock.unlock(); });
+    ledger.for_each_lock([](auto& lock) { lock.unlock(); });
     for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();
   }
