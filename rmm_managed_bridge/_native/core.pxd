@@ -80,7 +80,6 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         int64_t live_bytes
 
     cdef cppclass CBudgets "rmm_bridge::Budgets":
-        bool add(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
         CBudget* find(uint32_t tag)
 
     cdef cppclass CLedger "rmm_bridge::Ledger":
@@ -107,6 +106,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         CHistory history
         CDriver driver
         bool running()
+        bool add_budget(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
 
     cdef enum class Refusal(int):
         none

@@ -77,7 +77,7 @@ def nested_tag(outer, str name, limit_bytes=None):
     with _tag_lock:
         number = _tag_numbers.get((outer, name, limit_bytes))
         if number is None:
-            if not process.budgets.add(len(_tags), outer, -1 if limit_bytes is None else limit_bytes):
+            if not process.add_budget(len(_tags), outer, -1 if limit_bytes is None else limit_bytes):
                 raise BridgeError("a limit cannot be set after a million different tags; use a fixed set of names")
             number = _tag_numbers[outer, name, limit_bytes] = len(_tags)
             _tags.append(f"{_tags[outer]}/{name}" if outer else name)

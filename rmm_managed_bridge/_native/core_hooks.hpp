@@ -16,7 +16,7 @@ inline bool (*relieve_callback)(std::size_t, int, bool) = nullptr;
 
 inline void* release_gil() {
   // During shutdown a thread that lets go of the GIL may never get it back.
-  if (hooked_process->phase.load() == Phase::exiting || !PyGILState_Check()) return nullptr;
+  if (hooked_process->phase() == Phase::exiting || !PyGILState_Check()) return nullptr;
   return PyEval_SaveThread();
 }
 
@@ -60,14 +60,14 @@ inline void install_hooks(Process* process, void (*closed)(), void (*notice)(), 
                    hooked_process->unlock_after_fork();
                    // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
                    if (hooked_process->has_pools() || hooked_process->driver.loaded) {
-                     hooked_process->phase.store(Phase::forked);
+                     hooked_process->enter(Phase::forked);
                    }
                  });
 }
 
-inline void set_phase(Process* process, int phase) { process->phase.store(static_cast<Phase>(phase)); }
-inline int phase_of(Process* process) { return static_cast<int>(process->phase.load()); }
-inline void record_all_events(Process* process, bool on) { process->record_all_events.store(on); }
+inline void set_phase(Process* process, int phase) { process->enter(static_cast<Phase>(phase)); }
+inline int phase_of(Process* process) { return static_cast<int>(process->phase()); }
+inline void record_all_events(Process* process, bool on) { process->record_all_events(on); }
 inline std::uint64_t foreign_frees(Process* process) { return process->foreign_frees.load(); }
 inline std::uint64_t size_mismatches(Process* process) { return process->size_mismatches.load(); }
 inline std::uint64_t failures(Process* process) { return process->failures.load(); }

@@ -85,7 +85,7 @@ std::string refusal_text(Heap* heap, Refusal refusal, std::size_t bytes, int dev
   if (heap == nullptr) {
     return what + "no pool of the bridge serves this device; call rmm_managed_bridge.install(devices=...) with it";
   }
-  switch (heap->process().phase.load()) {
+  switch (heap->process().phase()) {
     case Phase::forked:
       return what + "this process was forked after the pool was made; start workers with the 'spawn' or 'forkserver' method";
     case Phase::exiting:

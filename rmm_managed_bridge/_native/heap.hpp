@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "pool.hpp"
 
@@ -57,15 +58,35 @@ class Heap : public Pool, public Kept {
     if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.keeper.wake();
   }
 
-  // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none.
-  // `held`: whether the bridge holds the stream's object, or need not; where it does not, the caller may `adopt` it.
-  void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr, bool* held = nullptr) noexcept {
-    refusal = Refusal::none;
-    if (request.bytes == 0) return nullptr;
+  // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are
+  // zero. `*held` becomes false if the bridge ought to hold the stream's object: the caller may `adopt` it.
+  //
+  // In place, so that what the caller knows of its request is not asked for: what was freed in this order last is taken again, and
+  // all else is for `allocate_slowly`.
+  [[gnu::always_inline]] void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr,
+                                        bool* held = nullptr) noexcept {
+    const std::size_t unit = unit_of(request.side);
     StreamRef stream;
+    refusal = Refusal::none;
+    if (process().quiet() && request.bytes - 1 < kLargestRequest && request.alignment <= unit &&
+        (request.host_ordered || request.side == Side::gpu)) [[likely]] {
+      if (!request.host_ordered) refusal = resolve(request.stream, stream);
+      if (refusal == Refusal::none) [[likely]] {
+        Block* block = take_front(size_class(request.bytes, unit), request.bytes, request.side, stream);
+        if (block != nullptr && (track_ == Track::off || recorded(block, request, stream))) [[likely]] return block->start;
+      }
+    }
+    return allocate_slowly(request, stream, refusal, zeroed, held);
+  }
+
+  // By value, here and in `give_back`: what a call might look at must be in memory, and the compiler then builds it for every block.
+  //
+  // `stream`, unless it is the host, and `refusal` are what is known already.
+  [[gnu::noinline]] void* allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
+    if (request.bytes == 0) return nullptr;
     if (request.bytes > kLargestRequest || !process().running()) {
       refusal = Refusal::out_of_memory;
-    } else if (!request.host_ordered) {
+    } else if (refusal == Refusal::none && !request.host_ordered && stream.host()) {
       refusal = resolve(request.stream, stream);
     }
     Grant grant;
@@ -81,8 +102,8 @@ class Heap : public Pool, public Kept {
       process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
       return nullptr;
     }
-    if (zeroed != nullptr) *zeroed = grant.zeroed;
-    if (held != nullptr) *held = grant.held;
+    if (zeroed != nullptr && grant.zeroed) *zeroed = true;
+    if (held != nullptr && !grant.held) *held = false;
     return grant.ptr;
   }
 
@@ -94,15 +115,16 @@ class Heap : public Pool, public Kept {
 
   // Frees a block of any heap of this process, once, to the pool that gave it. Anything else is counted and recorded
   // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
-  static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
-                          const Provenance& who) noexcept {
+  [[gnu::noinline]] static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
+                                            const Provenance& who) noexcept {
     return ptr == nullptr ? Freed::done : deallocate(process, find(process, ptr), ptr, stated_bytes, stream, who);
   }
 
-  // The same, for a caller that has looked the address up.
-  static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
-                          const CUstream* stream, const Provenance& who) noexcept {
-    if (!process.running()) return Freed::ignored;
+  // The same, for a caller that has looked the address up; in place, as `allocate` is.
+  [[gnu::always_inline]] static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
+                                                 const CUstream* stream, const Provenance& who) noexcept {
+    const bool quiet = process.quiet();
+    if (!quiet && !process.running()) [[unlikely]] return Freed::ignored;
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
@@ -112,18 +134,15 @@ class Heap : public Pool, public Kept {
     std::uint8_t flags = 0;
     // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
     if (const auto id = block.entry.load(std::memory_order_acquire); id != 0) [[likely]] {
-      const bool watched = heap->alone() || process.budgets.any() || process.record_all_events.load(std::memory_order_relaxed);
-      Entry ended;
-      bool told = false;
+      std::optional<Entry> told;  // for whoever has asked to know of it
       process.ledger.close(id, reinterpret_cast<std::uintptr_t>(ptr), [&](const Entry& entry) {
         flags = block.flags.load(std::memory_order_relaxed);
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
-        told = watched || (stated_bytes != kUnstated && stated_bytes != bytes);
-        if (told) [[unlikely]] ended = entry;
+        if (!quiet || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
       });
-      if (told) [[unlikely]] heap->tell_end(ended, stated_bytes);
+      if (told) [[unlikely]] heap->tell_end(*told, stated_bytes);
     } else {
       flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
@@ -142,7 +161,7 @@ class Heap : public Pool, public Kept {
   // In heap_resize.hpp.
   static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
 
-  static Found find(Process& process, const void* ptr) noexcept {
+  [[gnu::always_inline]] static Found find(Process& process, const void* ptr) noexcept {
     Found found;
     found.span = process.pages.find(ptr);
     if (found.span == nullptr || found.span->state.load(std::memory_order_acquire) != Span::State::blocks) return found;
@@ -188,8 +207,26 @@ class Heap : public Pool, public Kept {
   Track track() const noexcept { return track_; }
 
  private:
+  // False, and the block is given back, if there is no memory for the record.
+  [[gnu::always_inline]] bool recorded(Block* block, const Request& request, const StreamRef& stream) noexcept {
+    try {
+      Entry entry = entry_for(request, block->start);
+      block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
+      return true;
+    } catch (const std::bad_alloc&) {
+      give_back(block, request.bytes, false, stream);
+      return false;
+    }
+  }
+
+  // Of a block that nobody has seen yet.
+  [[gnu::noinline]] void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept {
+    block->flags.store(0);
+    Pool::deallocate({process().pages.find(block->start), block, bytes}, shown, shown || stream.host() ? nullptr : &stream);
+  }
+
   // One try: a block with its record, or a refusal and nothing changed.
-  [[gnu::always_inline]] Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
+  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
     const auto bytes = static_cast<std::int64_t>(request.bytes);
     const bool budgeted = request.who.tag != 0 && process().budgets.any();
     if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
@@ -204,14 +241,13 @@ class Heap : public Pool, public Kept {
           Entry entry = entry_for(request, grant.ptr);
           const HolderKey key = key_for(request.who);
           grant.block->entry.store(process().ledger.open(entry, key), std::memory_order_release);
-          if (process().record_all_events.load(std::memory_order_relaxed)) [[unlikely]] {
+          if (process().recording()) [[unlikely]] {
             process().history.add({Action::allocate, key, entry});
           }
         }
         return Refusal::none;
       } catch (const std::bad_alloc&) {
-        grant.block->flags.store(0);
-        Pool::deallocate({process().pages.find(grant.ptr), grant.block, request.bytes}, shown, shown ? nullptr : &stream);
+        give_back(grant.block, request.bytes, shown, stream);
         grant = Grant{};  // the next try must find no mark of this one, such as that it was zeroed
         refusal = Refusal::out_of_memory;
       }

@@ -27,7 +27,7 @@ inline Freed Heap::refuse_free(Process& process, Freed why, void* ptr, std::uint
     all.size_mismatches.fetch_add(1, std::memory_order_relaxed);
     all.history.add({Action::size_mismatch, key, entry, stated_bytes});
   }
-  if (all.record_all_events.load(std::memory_order_relaxed)) {
+  if (all.recording()) {
     all.history.add({Action::deallocate, key, entry, stated_bytes == kUnstated ? 0 : stated_bytes});
   }
 }

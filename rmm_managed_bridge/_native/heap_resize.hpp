@@ -53,8 +53,11 @@ inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) no
       found.block->entry.store(0, std::memory_order_release);
       grant.block->entry.store(id, std::memory_order_release);
     };
-    if (id == 0) move();
-    if (id != 0) heap->account_resize(id, ptr, grant.ptr, bytes, move);
+    if (id == 0) {
+      move();
+    } else {
+      heap->account_resize(id, ptr, grant.ptr, bytes, move);
+    }
   }
   // Not ordered, or freed meanwhile by another thread, wrongly: then the old block is its.
   if ((flags & Block::kLive) == 0) {
@@ -76,7 +79,7 @@ bool Heap::account_resize(Ledger::EntryId id, void* from, void* to, std::size_t 
   const auto number = [](void* ptr) { return reinterpret_cast<std::uintptr_t>(ptr); };
   if (!process().ledger.resize(id, number(from), number(to), bytes, moved)) return false;
   Entry entry;
-  if (process().record_all_events.load(std::memory_order_relaxed) && process().ledger.read(id, entry)) {
+  if (process().recording() && process().ledger.read(id, entry)) {
     process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
   }
   return true;

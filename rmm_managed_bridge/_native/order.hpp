@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -12,10 +13,13 @@
 
 #include "biased_lock.hpp"
 #include "driver.hpp"
+#include "size_class.hpp"
 #include "span.hpp"
 #include "spin_lock.hpp"
 
 namespace rmm_bridge {
+
+struct Lane;
 
 // A stream as one call sees it. `key` is its id (cuStreamGetId), which unlike the handle never comes back; the legacy
 // stream has a constant, since asking for its id while a blocking stream is captured destroys that capture.
@@ -27,6 +31,7 @@ struct StreamRef {
   std::uint64_t key = kHostKey;
   CUstream handle = nullptr;
   bool guessed = false;  // it is being captured, and `key` is of the stream that was last seen with its handle
+  Lane* lane = nullptr;  // where it was known from; perhaps another stream's by now, as the lane's front says
 
   bool host() const noexcept { return key == kHostKey; }
   bool legacy() const noexcept { return key == kLegacyKey; }
@@ -157,13 +162,11 @@ inline DeviceEvent::~DeviceEvent() { home->put(handle); }
 
 // Blocks of one size, the newest on top. A std::vector whose growing is out of the way: the compiler makes a call of each
 // push_back.
-class alignas(32) BlockStack {  // a power of two: the number of them is not divided for
+class alignas(32) BlockStack {  // a power of two: finding one by its number is a shift
  public:
   BlockStack() = default;
-  BlockStack(BlockStack&& other) noexcept
-      : bottom_(std::exchange(other.bottom_, nullptr)), top_(std::exchange(other.top_, nullptr)), end_(std::exchange(other.end_, nullptr)) {}
-  BlockStack& operator=(BlockStack&&) = delete;
-  ~BlockStack() { std::free(bottom_); }
+  BlockStack(const BlockStack&) = delete;
+  BlockStack& operator=(const BlockStack&) = delete;
 
   bool empty() const noexcept { return top_ == bottom_; }
   bool full() const noexcept { return top_ == end_; }
@@ -200,20 +203,29 @@ struct alignas(64) Front {
 
   BiasedLock lock;
   std::atomic<std::uint64_t> key{kClosed};  // of the lane's stream, while that is held: frees need no event. Set under the lock
-  std::vector<BlockStack> bins;  // by size class
+  // By size class; never freed, as lanes are not.
+  BlockStack* bins = kNoBins.data();
+  bool filled = false;  // its bins are its own
+  std::uint32_t bin_count = 0;  // those that ever held a block
   std::size_t free_bytes = 0;
+  std::size_t known_free_bytes = 0;  // as the pool knows it: what is missing since is used, what is more is not
   std::ptrdiff_t live_delta = 0;
-  std::ptrdiff_t used_delta = 0;
   std::ptrdiff_t asked_delta = 0;  // of what was asked for in them
 
   // Makes room for more blocks of a class. Throws std::bad_alloc.
   [[gnu::noinline]] BlockStack& make_room(std::uint32_t class_index, std::size_t more) {
-    if (bins.size() <= class_index) bins.resize(class_index + 1);
+    if (!filled) bins = new BlockStack[kSizeClasses];
+    filled = true;
+    bin_count = std::max(bin_count, class_index + 1);
     bins[class_index].reserve(more);
     return bins[class_index];
   }
 
-  bool untouched() const noexcept { return free_bytes == 0 && live_delta == 0 && used_delta == 0 && asked_delta == 0; }
+  bool untouched() const noexcept { return free_bytes == 0 && known_free_bytes == 0 && live_delta == 0 && asked_delta == 0; }
+
+ private:
+  // Where nothing can be taken and nothing put: so a front that was never filled needs no look of its own.
+  static inline constinit std::array<BlockStack, kSizeClasses> kNoBins{};
 };
 
 // The free blocks that one stream may take without waiting, and how the end of that stream's work can be known.

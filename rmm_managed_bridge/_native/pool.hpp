@@ -44,6 +44,7 @@ class Pool : public ForkLocks {
         driver_(driver),
         options_(options) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
+    if (options_.alone) process_.note_debug_mode();
     process_.add_locks(this);
   }
   Pool(const Pool&) = delete;
@@ -69,7 +70,11 @@ class Pool : public ForkLocks {
 
   Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
     const SizeClass size = class_of(bytes, alignment, side);
-    if (take_front(size, bytes, side, stream, out)) [[likely]] return Refusal::none;
+    if (Block* block = take_front(size, bytes, side, stream)) {
+      out.ptr = block->start;
+      out.block = block;
+      return Refusal::none;
+    }
     return allocate_slowly({size, side, ready_lane(side), alignment, bytes}, stream, out);
   }
 
@@ -81,7 +86,7 @@ class Pool : public ForkLocks {
 
   // `freed` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
-  void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+  [[gnu::always_inline]] void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
     bool full = false;
     if (exposed || !put_front(freed, stream, full)) [[unlikely]] {
       deallocate_slowly(freed, exposed, stream);
@@ -182,6 +187,9 @@ class Pool : public ForkLocks {
   Process& process() noexcept { return process_; }
   EventPool* events() noexcept { return events_.get(); }
 
+  // Without the pool's lock: a block of the class that `stream` freed last, or null. In pool_front.hpp.
+  Block* take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream) noexcept;
+
  private:
   struct Want {
     SizeClass size;
@@ -230,19 +238,18 @@ class Pool : public ForkLocks {
   }
 
   SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
-    const std::size_t unit = side == Side::cpu ? kCpuUnit : kGpuUnit;
     if (options_.alone) [[unlikely]] return {0, bytes};
-    if (alignment <= unit) [[likely]] return size_class(bytes, unit);
-    return aligned_class(bytes, alignment, unit);
+    if (alignment <= unit_of(side)) [[likely]] return size_class(bytes, unit_of(side));
+    return aligned_class(bytes, alignment, unit_of(side));
   }
 
   // Without the pool's lock. In pool_front.hpp:
-  bool take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream, Grant& out) noexcept;
   bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
   bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
 
   // In pool_streams.hpp:
-  const RememberedLane* held_lane(CUstream handle) const noexcept;
+  bool find_held(CUstream handle, StreamRef& out) const noexcept;
+  bool recall(CUstream handle, StreamRef& out) const noexcept;
   Refusal resolve_per_thread(StreamRef& out) const noexcept;
   void seen_again(std::uint16_t lane, const StreamRef& stream);
   void sign(std::uint16_t lane, const EventRef& event, std::uint64_t later) noexcept;  // under the lock
@@ -327,7 +334,7 @@ class Pool : public ForkLocks {
   mutable SpinLock lock_;
   PageHeap cpu_heap_{process_.pages, Side::cpu};
   PageHeap gpu_heap_{process_.pages, Side::gpu};
-  mutable LaneTable lanes_;
+  mutable LaneTable lanes_{!options_.alone};
   std::vector<Span*> filling_[2];  // by side and class: the slab whose rest was never handed out
   std::deque<Batch> quarantine_;   // oldest first
   std::unordered_map<const char*, std::vector<std::uint16_t>> exposures_;

@@ -13,41 +13,32 @@ inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
 
 inline constexpr std::size_t kRefill = 64;
 
-inline bool Pool::take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream,
-                             Grant& out) noexcept {
-  Lane* lane = nullptr;
-  if (stream.host()) {
-    lane = &lanes_.at(ready_lane(side));
-  } else {
-    const RememberedLane* seen = held_lane(stream.handle);
-    if (seen == nullptr) return false;
-    lane = seen->lane;
-  }
+[[gnu::always_inline]] inline Block* Pool::take_front(const SizeClass& size, std::size_t asked_bytes, Side side,
+                                                      const StreamRef& stream) noexcept {
+  Lane* const lane = stream.host() ? &lanes_.at(ready_lane(side)) : stream.lane;
+  if (lane == nullptr) return nullptr;
   Front& front = lane->front;
   Block* block;
   {
     const Locked lock(front.lock);
-    if (front.key.load(std::memory_order_relaxed) != stream.key) return false;
-    if (front.bins.size() <= size.index || front.bins[size.index].empty()) return false;
-    block = front.bins[size.index].pop();
+    if (front.key.load(std::memory_order_relaxed) != stream.key) [[unlikely]] return nullptr;
+    BlockStack& bin = front.bins[size.index];
+    if (bin.empty()) [[unlikely]] return nullptr;
+    block = bin.pop();
     front.free_bytes -= size.bytes;
-    front.used_delta += static_cast<std::ptrdiff_t>(size.bytes);
     front.asked_delta += static_cast<std::ptrdiff_t>(asked_bytes);
     ++front.live_delta;
   }
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(lane->index, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
-  out.ptr = block->start;
-  out.block = block;
-  return true;
+  return block;
 }
 
 // True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
 // With work on streams about, a CPU block goes to the fresh lane instead; `full`: that has enough for a batch.
-inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
+[[gnu::always_inline]] inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
   const auto& [span, block, asked_bytes] = freed;
-  if (options_.alone) return false;
   std::uint16_t index = block->lane.load(std::memory_order_relaxed);
   if (index < kFirstStreamLane) {
     if (index != ready_lane(span->side)) return false;
@@ -61,16 +52,16 @@ inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool&
   const Locked lock(front.lock);
   const std::uint64_t key = front.key.load(std::memory_order_relaxed);
   if (key == Front::kClosed || (stream != nullptr && key != stream->key)) return false;
-  if (front.bins.size() <= span->class_index || front.bins[span->class_index].full()) [[unlikely]] {
+  BlockStack* bin = &front.bins[span->class_index];
+  if (bin->full()) [[unlikely]] {
     try {
-      front.make_room(span->class_index, 1);
+      bin = &front.make_room(span->class_index, 1);
     } catch (const std::bad_alloc&) {
       return false;
     }
   }
-  front.bins[span->class_index].push(block);
+  bin->push(block);
   front.free_bytes += span->block_bytes;
-  front.used_delta -= static_cast<std::ptrdiff_t>(span->block_bytes);
   front.asked_delta -= static_cast<std::ptrdiff_t>(asked_bytes);
   --front.live_delta;
   if (index == kFreshLane) {
@@ -96,14 +87,16 @@ inline void Pool::refill(Lane& lane, const SizeClass& size) noexcept {
   bin.resize(bin.size() - count);
   lane.free_bytes -= count * size.bytes;
   lane.front.free_bytes += count * size.bytes;
+  lane.front.known_free_bytes += count * size.bytes;
 }
 
 inline void Pool::drain(Lane& lane) noexcept {
   Front& front = lane.front;
   std::scoped_lock lock(front.lock);
   if (front.untouched()) return;
-  for (std::size_t index = 0; index < front.bins.size(); ++index) {
-    auto& bin = front.bins[index];
+  used_bytes_ += front.known_free_bytes - front.free_bytes;  // wraps and comes back: a free may arrive before its allocation
+  for (std::size_t index = 0; index < front.bin_count; ++index) {
+    BlockStack& bin = front.bins[index];
     if (bin.empty()) continue;
     const std::size_t bytes = bin.size() * process_.pages.find((*bin.begin())->start)->block_bytes;
     try {
@@ -116,11 +109,11 @@ inline void Pool::drain(Lane& lane) noexcept {
     front.free_bytes -= bytes;
     lane.free_bytes += bytes;
   }
-  lane.live_count += static_cast<std::size_t>(front.live_delta);  // wraps and comes back: it may arrive before its pair
+  front.known_free_bytes = front.free_bytes;
+  lane.live_count += static_cast<std::size_t>(front.live_delta);
   live_count_ += static_cast<std::size_t>(front.live_delta);
-  used_bytes_ += static_cast<std::size_t>(front.used_delta);
   asked_bytes_ += static_cast<std::size_t>(front.asked_delta);
-  front.live_delta = front.used_delta = front.asked_delta = 0;
+  front.live_delta = front.asked_delta = 0;
 }
 
 inline void Pool::drain_all() noexcept {

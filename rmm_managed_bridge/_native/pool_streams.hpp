@@ -30,11 +30,24 @@ inline void remember(Lane& lane) noexcept {
   remembered(lane.stream.handle, lane.home) = {lane.stream.handle, lane.stream.key, &lane};
 }
 
-inline const RememberedLane* Pool::held_lane(CUstream handle) const noexcept {
+// The held stream that a handle means, if this thread remembers it.
+[[gnu::always_inline]] inline bool Pool::recall(CUstream handle, StreamRef& out) const noexcept {
   const RememberedLane& seen = remembered(handle, &lanes_);
   const bool good = seen.lane != nullptr && seen.handle == handle && seen.lane->home == &lanes_ &&
                     seen.lane->front.key.load(std::memory_order_acquire) == seen.key;
-  return good ? &seen : nullptr;
+  if (good) [[likely]] out = {seen.key, handle, false, seen.lane};
+  return good;
+}
+
+// The same, also if it does not; false if nobody holds a stream that has the handle.
+[[gnu::noinline]] inline bool Pool::find_held(CUstream handle, StreamRef& out) const noexcept {
+  if (recall(handle, out)) return true;
+  std::scoped_lock lock(lock_);
+  Lane* const lane = lanes_.find_held(handle);
+  if (lane == nullptr) return false;
+  remember(*lane);
+  out = {lane->stream.key, handle, false, lane};
+  return true;
 }
 
 // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
@@ -43,20 +56,13 @@ inline Refusal Pool::resolve(CUstream handle, StreamRef& out) const noexcept {
   if (!process_.running()) return Refusal::bad_stream;
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     out = {StreamRef::kLegacyKey, nullptr};
+    recall(nullptr, out);  // for its lane
     return Refusal::none;
   }
   if (handle == CU_STREAM_PER_THREAD) [[unlikely]] return resolve_per_thread(out);
   if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
-  if (const RememberedLane* seen = held_lane(handle)) [[likely]] {
-    out = {seen->key, handle};
-    return Refusal::none;
-  }
-  const std::uint64_t held = with_lock([&] {
-    Lane* lane = lanes_.find_held(handle);
-    if (lane != nullptr) remember(*lane);
-    return lane == nullptr ? 0 : lane->stream.key;
-  });
-  out = {held != 0 ? held : events_->id_of(handle), handle};
+  if (recall(handle, out)) [[likely]] return Refusal::none;
+  if (!find_held(handle, out)) out = {events_->id_of(handle), handle};
   return out.key == 0 ? Refusal::bad_stream : Refusal::none;
 }
 
@@ -65,8 +71,7 @@ inline Refusal Pool::resolve(CUstream handle, StreamRef& out) const noexcept {
 [[gnu::noinline]] inline Refusal Pool::resolve_per_thread(StreamRef& out) const noexcept {
   const DriverScope scope(driver_, events_->context());
   if (events_->capture_status(CU_STREAM_PER_THREAD) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
-  const RememberedLane* seen = held_lane(CU_STREAM_PER_THREAD);
-  out = {seen != nullptr ? seen->key : events_->id_of(CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD};
+  if (!find_held(CU_STREAM_PER_THREAD, out)) out = {events_->id_of(CU_STREAM_PER_THREAD), CU_STREAM_PER_THREAD};
   return out.key == 0 ? Refusal::bad_stream : Refusal::none;
 }
 
@@ -77,18 +82,11 @@ inline bool Pool::resolve_for_free(CUstream handle, StreamRef& out) const noexce
   const Refusal refusal = resolve(handle, out);
   if (refusal == Refusal::none) return !out.host();
   if (refusal != Refusal::capturing) return false;
-  if (const RememberedLane* seen = held_lane(handle)) {
-    out = {seen->key, handle};
-    return true;
-  }
-  std::scoped_lock lock(lock_);
-  if (const Lane* lane = lanes_.find_held(handle)) {
-    out = {lane->stream.key, handle};
-    return true;
-  }
+  if (find_held(handle, out)) return true;
   out = {StreamRef::kUnseenKey, handle, true};
   if (handle == CU_STREAM_PER_THREAD) return true;  // of which thread, only its id would tell
   std::uint64_t latest = 0;
+  std::scoped_lock lock(lock_);
   lanes_.for_each_stream([&](const Lane& lane) {
     if (lane.stream.handle == handle && lane.stream.key != StreamRef::kUnseenKey) latest = std::max(latest, lane.stream.key);
   });

@@ -52,11 +52,9 @@ struct Process {
   Driver driver;
   HintTable hints;
   HugepageAdvice hugepages;
-  std::atomic<Phase> phase{Phase::running};
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};
   std::atomic<std::uint64_t> failures{0};
-  std::atomic<bool> record_all_events{false};
   // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
   std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
 
@@ -106,9 +104,42 @@ struct Process {
     if (notices.add(notice) && on_notice != nullptr) on_notice();
   }
 
-  bool running() const noexcept { return phase.load(std::memory_order_relaxed) == Phase::running; }
+  // Nothing is to be said of each block, and the process may act: one look for the hot paths. What they need not do then is
+  // left to the slow ones.
+  bool quiet() const noexcept { return state_.load(std::memory_order_relaxed) == 0; }
+
+  bool running() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting)) == 0; }
+  Phase phase() const noexcept {
+    const unsigned state = state_.load();
+    return (state & kExiting) != 0 ? Phase::exiting : (state & kForked) != 0 ? Phase::forked : Phase::running;
+  }
+  void enter(Phase phase) noexcept {
+    if (phase != Phase::running) state_.fetch_or(phase == Phase::exiting ? kExiting : kForked);
+  }
+
+  // Whether every allocation and free goes to the history.
+  bool recording() const noexcept { return (state_.load(std::memory_order_relaxed) & kRecording) != 0; }
+  void record_all_events(bool on) noexcept {
+    if (on) {
+      state_.fetch_or(kRecording);
+    } else {
+      state_.fetch_and(~kRecording);
+    }
+  }
+
+  // As Budgets::add. For good, as tags are.
+  bool add_budget(std::uint32_t tag, std::uint32_t outer, std::int64_t limit_bytes) {
+    const bool added = budgets.add(tag, outer, limit_bytes);
+    if (budgets.any()) state_.fetch_or(kBudgets);
+    return added;
+  }
+
+  // A pool in debug mode wants to know whose a freed block was. For good.
+  void note_debug_mode() noexcept { state_.fetch_or(kDebug); }
 
  private:
+  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8, kDebug = 16;
+  std::atomic<unsigned> state_{0};
   SpinLock locks_lock_;
   std::vector<ForkLocks*> locks_;
 };

@@ -12,14 +12,11 @@
 
 #include "hugepages.hpp"
 #include "page_map.hpp"
+#include "size_class.hpp"
 
 namespace rmm_bridge {
 
 class Pool;
-
-// Which kind of code mostly uses a block. CPU and GPU blocks never share a 64 KiB page: mixed, small-block work is
-// 2 to 3 times slower, since the pages travel with every access.
-enum class Side : std::uint8_t { cpu, gpu };
 
 struct Chunk {  // one piece from upstream
   char* base = nullptr;

@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
   const int threads = std::atoi(argv[1]);
   auto& process = *new Process();
   process.history.set_limit(1000);
-  process.record_all_events.store(true);
+  process.record_all_events(true);
   const auto heap = [&](std::size_t limit, Track track) {
     PoolOptions options;
     options.limit_bytes = limit;

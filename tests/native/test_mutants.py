@@ -89,7 +89,7 @@ MUTANTS = {
         "pool_order.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
-        "pool_streams.hpp", "held != 0 ? held : events_->id_of(handle)", "reinterpret_cast<std::uint64_t>(handle)"
+        "pool_streams.hpp", "{events_->id_of(handle), handle}", "{reinterpret_cast<std::uint64_t>(handle), handle}"
     ),
     "a remembered lane may be another stream's": Mutant(
         "pool_streams.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
@@ -99,7 +99,9 @@ MUTANTS = {
         "pool_streams.hpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
     ),
     "a held stream is asked for its id": Mutant(
-        "pool_streams.hpp", "held != 0 ? held : events_->id_of(handle)", "events_->id_of(handle)"
+        "pool_streams.hpp",
+        "if (recall(handle, out)) [[likely]] return Refusal::none;\n  if (!find_held(handle, out)) out =",
+        "out =",
     ),
     "a sign counts for what came after it": Mutant("pool_streams.hpp", "if (batch.number >= later) break;", ""),
     "a stream that is seen again is no sign": Mutant(
@@ -149,7 +151,9 @@ MUTANTS = {
     ),
     "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),
-    "a forked child frees": Mutant("heap.hpp", "if (!process.running()) return Freed::ignored;", ""),
+    "a forked child frees": Mutant(
+        "heap.hpp", "if (!quiet && !process.running()) [[unlikely]] return Freed::ignored;", ""
+    ),
 }
 
 wanted = pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant")
