@@ -38,7 +38,8 @@ class Hints:
     placement : {"none", "device", "host", "read_mostly"}
         ``"device"``: for work that comes back to the same data on the device. An array that is handed to the device
         (`as_cupy`, `as_warp`) is prefetched to it on the stream that will use it, new blocks of CuPy and Warp are
-        too, and `as_numpy` prefetches home.
+        too, and `as_numpy` prefetches home. So are new blocks that RMM (a `DeviceBuffer`, C++ code) and PyTorch make
+        on a stream, where `install` was told: these are made without the GIL, and no tag or context is seen there.
         ``"host"``: for one pass over data of the CPU. The array stays where it is, and the device reads and writes it
         over the bus.
         ``"read_mostly"``: for tables that both sides read. Each gets a copy; a write ends the other copies.

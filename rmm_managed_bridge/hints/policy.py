@@ -32,6 +32,10 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
     ------
     ConfigError
         If they are not hints.
+
+    Notes
+    -----
+    New blocks of RMM and PyTorch are made without the GIL, where no context is seen: for them only `install` counts.
     """
 
     __slots__ = ("_hints",)
@@ -55,10 +59,14 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
 
 
 def set_installed(hints: Hints) -> None:
-    """Set what counts where neither the context nor a tag says otherwise."""
+    """Set what counts where neither the context nor a tag says otherwise.
+
+    It is all that counts for new blocks of RMM and PyTorch: they are made without the GIL, where no context is seen.
+    """
     global _installed
     _installed = hints
     _note(hints)
+    hint_table.prefetch_new_blocks(hints.min_bytes if hints.placement == "device" else None)
 
 
 def set_of_tag(tag: str, hints: Hints) -> None:
