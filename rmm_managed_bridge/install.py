@@ -215,7 +215,8 @@ def install(
     hugepages : {"auto", "always", "never"}
         Whether blocks of 4 MiB or more are advised to use huge pages, as NumPy does with its own memory: on host and
         system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
-        ``NUMPY_MADVISE_HUGEPAGE`` is not 0.
+        ``NUMPY_MADVISE_HUGEPAGE`` is not 0. Short for ``hints=Hints(hugepages=...)``; a `ConfigError` where both are
+        given and differ.
 
     Returns
     -------

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rmm_managed_bridge._native import hint_table, ledger
 from rmm_managed_bridge.config import Hints
+from rmm_managed_bridge.errors import ConfigError
 
 # The hints and what was there before: what to go back to is kept with the context, so that tasks and threads may share
 # one `using_hints` object.
@@ -31,7 +32,7 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
     Raises
     ------
     ConfigError
-        If they are not hints.
+        If they are not hints, or say something of huge pages.
 
     Notes
     -----
@@ -41,7 +42,7 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
     __slots__ = ("_hints",)
 
     def __init__(self, hints: Hints | str) -> None:
-        self._hints = Hints.read(hints)
+        self._hints = placement_hints(hints)
 
     def __enter__(self) -> Self:
         _note(self._hints)
@@ -56,6 +57,24 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
 
     def __repr__(self) -> str:
         return f"using_hints({self._hints!r})"
+
+
+def placement_hints(hints: Hints | str) -> Hints:
+    """Return the hints of a context or a tag.
+
+    Raises
+    ------
+    ConfigError
+        If they are not hints, or say something of huge pages: that advice is for memory which goes from block to block.
+    """
+    found = Hints.read(hints)
+    if found.hugepages is not None:
+        raise ConfigError(
+            f"{found!r}: a context or a tag cannot choose hugepages, since the advice is for memory of the pool, which "
+            "goes from block to block, whatever their contexts and tags; say it in install(hints=...) or "
+            "install(hugepages=...)"
+        )
+    return found
 
 
 def set_installed(hints: Hints) -> None:
