@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from rmm_managed_bridge.errors import ConfigError, FrameworkError
@@ -38,30 +38,46 @@ class Hints:
     placement : {"none", "device", "host", "read_mostly"}
         ``"device"``: for work that comes back to the same data on the device. An array that is handed to the device
         (`as_cupy`, `as_warp`) is prefetched to it on the stream that will use it, new blocks of CuPy and Warp are
-        too, and `as_numpy` prefetches home.
+        too, and `as_numpy` prefetches home. So are new blocks that RMM (a `DeviceBuffer`, C++ code) and PyTorch make
+        on a stream, where `install` was told: these are made without the GIL, and no tag or context is seen there.
         ``"host"``: for one pass over data of the CPU. The array stays where it is, and the device reads and writes it
         over the bus.
         ``"read_mostly"``: for tables that both sides read. Each gets a copy; a write ends the other copies.
     min_bytes : int or str
         Smaller arrays are left alone: below 1 MiB a hint costs about what it saves.
+    hugepages : {"auto", "always", "never"}, optional
+        The same as ``install(hugepages=...)``, and for `install` only: it is about whole pools. None leaves it to that
+        argument.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is not what it may be.
     """
 
     placement: str
     min_bytes: int
+    hugepages: str | None
 
     none: ClassVar["Hints"]
     device: ClassVar["Hints"]
     host: ClassVar["Hints"]
     read_mostly: ClassVar["Hints"]
 
-    def __init__(self, placement: str = "none", min_bytes: int | str = 1 << 20) -> None:
+    def __init__(
+        self, placement: str = "none", min_bytes: int | str = 1 << 20, *, hugepages: str | None = None
+    ) -> None:
         if placement not in PLACEMENTS:
             raise ConfigError(f"placement={placement!r} is not one of {', '.join(map(repr, PLACEMENTS))}")
+        if hugepages is not None and hugepages not in HUGEPAGES:
+            raise ConfigError(f"hugepages={hugepages!r} is not one of {', '.join(map(repr, HUGEPAGES))}")
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "min_bytes", parse_bytes(min_bytes, "min_bytes"))
+        object.__setattr__(self, "hugepages", hugepages)
 
     def __str__(self) -> str:
-        return self.placement if self.placement == "none" else f"{self.placement} from {format_bytes(self.min_bytes)}"
+        text = self.placement if self.placement == "none" else f"{self.placement} from {format_bytes(self.min_bytes)}"
+        return text if self.hugepages is None else f"{text}, hugepages {self.hugepages}"
 
     @classmethod
     def read(cls, value: object, name: str = "hints") -> "Hints":
@@ -118,6 +134,7 @@ class BridgeConfig:
     numpy_min_bytes: int = 0
     track: str = "sites"
     hints: Hints = Hints.none
+    """Where memory is wanted. Their `hugepages` is None here: it is in the next field, whoever said it."""
     hugepages: str = "auto"
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
@@ -197,6 +214,12 @@ def read_config(
         found, source = given(name, value)
         return None if found is None else parse_bytes_or_fraction(found, source)
 
+    wanted = _read_hints(*given("hints", hints))
+    if wanted.hugepages is not None:  # in an argument: text has no word for it. So it goes before the environment.
+        if hugepages not in (None, wanted.hugepages):
+            raise ConfigError(f"hugepages={hugepages!r}, but hints={wanted!r} has another; say it in one of them")
+        hugepages = wanted.hugepages
+
     if on_oom is not None and not callable(on_oom):
         raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
 
@@ -215,7 +238,7 @@ def read_config(
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
-        hints=_read_hints(*given("hints", hints)),
+        hints=replace(wanted, hugepages=None),
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )

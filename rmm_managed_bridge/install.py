@@ -210,11 +210,13 @@ def install(
     hints : Hints or str
         When to tell the driver, by itself, where memory will be used: ``"none"``, ``"device"``, ``"host"``,
         ``"read_mostly"``, with a least size ``"device:16MiB"``. None by default, since each is wrong for some work;
-        `using_hints` and `tag` choose for a part of the program. docs/guide/hints.md says which is for what.
+        `using_hints` and `tag` choose for a part of the program, but not for new blocks of RMM and PyTorch, which are
+        made without the GIL. docs/guide/hints.md says which is for what.
     hugepages : {"auto", "always", "never"}
         Whether blocks of 4 MiB or more are advised to use huge pages, as NumPy does with its own memory: on host and
         system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
-        ``NUMPY_MADVISE_HUGEPAGE`` is not 0.
+        ``NUMPY_MADVISE_HUGEPAGE`` is not 0. Short for ``hints=Hints(hugepages=...)``; a `ConfigError` where both are
+        given and differ.
 
     Returns
     -------

@@ -33,7 +33,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``.
     hints : Hints or str, optional
         How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
-        the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it.
+        the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it. They
+        say nothing of huge pages, which are a matter of whole pools.
     """
 
     __slots__ = ("_hints", "_limit_bytes", "_name")
@@ -43,7 +44,7 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
         self._name = name
         self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-        self._hints = None if hints is None else Hints.read(hints)
+        self._hints = None if hints is None else policy.placement_hints(hints)
 
     # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:

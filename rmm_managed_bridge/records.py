@@ -90,7 +90,7 @@ class Hugepages(NamedTuple):
     """What was advised about huge pages."""
 
     mode: str
-    """The `hugepages` of `install`; ``"never"`` while nothing is installed."""
+    """What `install` was told, by its `hugepages` or its `hints`; ``"never"`` while nothing is installed."""
     advised_bytes: int
     """How much memory of the pools carries the advice now, live blocks and free ones together."""
     call_count: int

@@ -86,7 +86,8 @@ class ManagedBridgeResource(NativeBridgeResource):
     with the call site ``"native"``.
 
     Streams: a block is safe for work enqueued on the stream it was allocated on, from then on. It goes back in the
-    order of the stream that `deallocate` names.
+    order of the stream that `deallocate` names. Under ``install(hints="device")`` new blocks of managed memory are
+    prefetched on that stream; hints of contexts and tags are not seen here.
     """
 
     def __new__(

@@ -75,7 +75,9 @@ class BridgeResource {
       : heap_(heap), origin_(origin), framework_(framework) {}
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return take(stream.get(), false, bytes, alignment);
+    void* ptr = take(stream.get(), false, bytes, alignment);
+    if (heap_->prefetches_new(bytes)) [[unlikely]] heap_->prefetch_new(ptr, bytes, stream.get());
+    return ptr;
   }
 
   void deallocate(cuda::stream_ref stream, void* ptr, std::size_t bytes, std::size_t) noexcept {
@@ -83,7 +85,7 @@ class BridgeResource {
     Heap::deallocate(heap_->process(), ptr, bytes, &handle, who());
   }
 
-  // Host-ordered: no stream has work on it, none is waited for.
+  // Host-ordered: no stream has work on it, none is waited for, and there is none to prefetch it on.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) { return take(nullptr, true, bytes, alignment); }
 
   // The caller promises, as with any resource, that the device is done with the block.

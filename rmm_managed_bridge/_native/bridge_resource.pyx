@@ -100,10 +100,16 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
             If the stream is being captured. The capture stays valid.
         """
         cdef Stream native = as_stream(stream)
-        return self.heap.take(
-            nbytes, 256, False, True, <uintptr_t>native.view().get(), self.framework,
-            native if vouched_for(native._owner) else None,
+        cdef uintptr_t handle = <uintptr_t>native.view().get()
+        cdef uintptr_t ptr = self.heap.take(
+            nbytes, 256, False, True, handle, self.framework, native if vouched_for(native._owner) else None,
         )
+        cdef CHeap* heap = self.heap.c_heap
+        cdef size_t size_bytes = nbytes
+        if heap.prefetches_new(size_bytes):
+            with nogil:
+                heap.prefetch_new(<void*>ptr, size_bytes, <CUstream>handle)
+        return ptr
 
     def deallocate(self, uintptr_t ptr, nbytes, stream=DEFAULT_STREAM):
         """Free the block at `ptr`, after the work enqueued on `stream` until now.

@@ -182,6 +182,8 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         int device()
         uint8_t kind()
         Track track()
+        bool prefetches_new(size_t size_bytes)
+        void prefetch_new(void* ptr, size_t size_bytes, CUstream stream)
 
 
 cdef extern from "call_site.hpp" namespace "rmm_bridge":

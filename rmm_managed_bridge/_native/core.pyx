@@ -41,7 +41,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void set_internal(Origin* origin, vector[string] prefixes) except +
     Origin* new_origin(CProcess* process, object tag_variable) except +
 
-KINDS = ("host", "managed", "system", "device", "pinned")
+KINDS = ("host", "managed", "system", "device", "pinned")  # heap.hpp knows the numbers of the first two
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
 

@@ -12,6 +12,7 @@ namespace rmm_bridge {
 
 // Name in the table, declaration in cuda.h (whose macros map some names to their newest version), exported symbol.
 // The symbols are the ones without "_ptsz": for those, stream 0 is the legacy stream, whatever the caller was built with.
+// Advice and prefetch are those that take a location, as cuda.h declares them. Both came with CUDA 12.2.
 #define BRIDGE_DRIVER_FUNCTIONS(X)                                             \
   X(init, cuInit, "cuInit")                                                    \
   X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                        \
@@ -34,6 +35,7 @@ namespace rmm_bridge {
   X(event_query, cuEventQuery, "cuEventQuery")                                 \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
   X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                 \
+  X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                 \
   X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 

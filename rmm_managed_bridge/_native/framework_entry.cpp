@@ -152,6 +152,7 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
     void* ptr = heap->allocate(request, refusal, nullptr, &held);
     if (refusal == Refusal::none) {
       if (!held) hold_soon(guest, stream, device);
+      if (heap->prefetches_new(bytes)) [[unlikely]] heap->prefetch_new(ptr, bytes, stream);
       return ptr;
     }
   } else if (bytes == 0) {

@@ -14,6 +14,9 @@ namespace rmm_bridge {
 
 enum class Track : int { off, counters, sites };
 
+// Two of the kinds of memory, numbered as in `KINDS` of core.pyx.
+inline constexpr std::uint8_t kHostKind = 0, kManagedKind = 1;
+
 struct Provenance {
   std::uint32_t site = 0;
   std::uint32_t tag = 0;
@@ -106,6 +109,19 @@ class Heap : public Pool, public Kept {
     if (held != nullptr && !grant.held) *held = false;
     return grant.ptr;
   }
+
+  // For callers whom no hint policy in Python sees: whether the installed one is for blocks of this size, and the prefetch of one
+  // that `allocate` has just given for work on `stream`. It never fails, and what became of it is counted. No lock of ours may be
+  // held, and the GIL is left as it is; whoever holds it lets go of it, as around any call that enqueues work.
+  bool prefetches_new(std::size_t bytes) noexcept {
+    return bytes >= process().new_blocks.least_bytes.load(std::memory_order_relaxed);
+  }
+  void prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept;
+
+  // Calls `note` with the start of the live block at `ptr`, to write something into the table of hints that ends with the block.
+  // False if no block lives there. May throw std::bad_alloc, as `note` may.
+  template <typename Note>
+  static bool note_hint(Process& process, const void* ptr, Note note);
 
   // The heap whose range `ptr` lies in, or null.
   static Heap* of(Process& process, const void* ptr) noexcept {
@@ -273,8 +289,11 @@ class Heap : public Pool, public Kept {
     return entry;
   }
 
-  // In heap_ends.hpp:
+  // In heap_hints.hpp:
+  NewBlocks::Outcome try_prefetch(void* ptr, std::size_t bytes, CUstream stream) noexcept;
   void end_hints(void* ptr) noexcept;
+
+  // In heap_ends.hpp:
   void close_soon(std::size_t freed_bytes) noexcept;
   void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
   void remember_end(const Entry& entry) noexcept;
@@ -299,4 +318,5 @@ class Heap : public Pool, public Kept {
 }  // namespace rmm_bridge
 
 #include "heap_ends.hpp"
+#include "heap_hints.hpp"
 #include "heap_resize.hpp"

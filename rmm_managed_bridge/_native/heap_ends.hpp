@@ -1,4 +1,4 @@
-// Heap, the part about ends: frees that are refused or told of, advice, and debug mode. Included by heap.hpp.
+// Heap, the part about ends: frees that are refused or told of, and debug mode. Included by heap.hpp.
 #pragma once
 
 #include "heap.hpp"
@@ -39,27 +39,6 @@ inline Freed Heap::refuse_free(Process& process, Freed why, void* ptr, std::uint
     if (freed_bytes > kLargestSmall) all.keeper.wake();
   } else if (!all.keeper.wake() && all.on_closed != nullptr) {
     all.on_closed();
-  }
-}
-
-// The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.
-// A call that the driver refuses leaves the advice: it changes speed, never contents.
-inline void Heap::end_hints(void* ptr) noexcept {
-  const Hinted ended = process().hints.end(reinterpret_cast<std::uintptr_t>(ptr));
-  if (ended.low == ended.high || events() == nullptr) return;
-  const Driver& driver = process().driver;
-  DriverScope scope(&driver, events()->context());
-  auto undo = [&](CUmem_advise advice, int place) {
-    CUmemLocation location{};
-    location.type = place < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
-    location.id = std::max(place, 0);
-    driver.mem_advise(ended.low, ended.high - ended.low, advice, location);
-  };
-  if ((ended.advice & Hinted::kReadMostly) != 0) undo(CU_MEM_ADVISE_UNSET_READ_MOSTLY, -1);
-  if ((ended.advice & Hinted::kPreferred) != 0) undo(CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, -1);
-  for (unsigned bit = 0; bit <= Hinted::kCpuBit; ++bit) {
-    if ((ended.accessors >> bit & 1) == 0) continue;
-    undo(CU_MEM_ADVISE_UNSET_ACCESSED_BY, bit == Hinted::kCpuBit ? -1 : static_cast<int>(bit));
   }
 }
 

@@ -8,24 +8,13 @@
 
 namespace rmm_bridge {
 
-template <typename Note>
-bool note_hint(Process* process, const void* ptr, Note note) {
-  const Heap::Found found = Heap::find(*process, ptr);
-  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
-  const auto start = reinterpret_cast<std::uintptr_t>(found.start);
-  note(start);
-  if (Pool::mark(*process, found.block, Block::kHinted)) return true;
-  process->hints.end(start);
-  return false;
-}
-
 inline bool note_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high, std::uint8_t advice,
                         std::uint64_t accessors) {
-  return note_hint(process, ptr, [&](std::uintptr_t start) { process->hints.advise(start, low, high, advice, accessors); });
+  return Heap::note_hint(*process, ptr, [&](std::uintptr_t start) { process->hints.advise(start, low, high, advice, accessors); });
 }
 
 inline bool note_placement(Process* process, const void* ptr, std::int16_t placement) {
-  return note_hint(process, ptr, [&](std::uintptr_t start) { process->hints.place(start, placement); });
+  return Heap::note_hint(*process, ptr, [&](std::uintptr_t start) { process->hints.place(start, placement); });
 }
 
 inline void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high,
@@ -75,5 +64,9 @@ inline DriverScope* open_scope(Process* process, const void* ptr) {
 }
 
 inline void set_least_hinted(Process* process, std::size_t bytes) { process->least_hinted_bytes.store(bytes); }
+
+inline void set_least_prefetched(Process* process, std::size_t bytes) { process->new_blocks.least_bytes.store(bytes); }
+
+inline std::uint64_t take_count(Process* process, int outcome) { return process->new_blocks.counts[outcome].exchange(0); }
 
 }  // namespace rmm_bridge

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -26,6 +28,15 @@ struct Hinted {
   std::int16_t placement = kNowhere;  // device number, or -1 for the CPU
 
   bool advised() const noexcept { return advice != 0 || accessors != 0; }
+};
+
+// Blocks that RMM and PyTorch make, perhaps without the GIL, so that no policy in Python can be asked about them: from which size
+// on what `install` was told has them prefetched, and what became of it.
+struct NewBlocks {
+  enum Outcome : std::uint8_t { done, host, not_managed, no_concurrent_access, capturing, larger_than_device, refused, kOutcomes };
+
+  std::atomic<std::size_t> least_bytes{~std::size_t{0}};  // no block is that large: none is prefetched
+  std::array<std::atomic<std::uint64_t>, kOutcomes> counts{};
 };
 
 class HintTable {

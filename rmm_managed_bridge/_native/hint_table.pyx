@@ -30,12 +30,17 @@ cdef extern from "hint_hooks.hpp" namespace "rmm_bridge" nogil:
     Refusal stream_state(CProcess* process, const void* ptr, CUstream stream)
     DriverScope* open_scope(CProcess* process, const void* ptr) except +
     void set_least_hinted(CProcess* process, size_t size_bytes)
+    void set_least_prefetched(CProcess* process, size_t size_bytes)
+    uint64_t take_count(CProcess* process, int outcome)
+    const int kOutcomes "rmm_bridge::NewBlocks::kOutcomes"
 
 READ_MOSTLY = 1
 PREFERRED = 2
 CPU = -1
 NOWHERE = -2
 NOBODY = ()
+# As `NewBlocks::Outcome` has them: done, or a name of `HintSkip`.
+_OUTCOMES = ("DONE", "HOST", "NOT_MANAGED", "NO_CONCURRENT_ACCESS", "CAPTURING", "LARGER_THAN_DEVICE", "REFUSED")
 
 cdef CProcess* process = core.process
 
@@ -88,6 +93,17 @@ def state_of_stream(uintptr_t ptr, uintptr_t stream):
 def set_least_bytes(size_bytes):
     """Blocks of GPU frameworks below this size are not reported to the hint policy; None: no block is."""
     set_least_hinted(process, <size_t>-1 if size_bytes is None else <size_t>size_bytes)
+
+
+def prefetch_new_blocks(size_bytes):
+    """Blocks that RMM and PyTorch make on a stream are prefetched from this size on; None: none is."""
+    set_least_prefetched(process, <size_t>-1 if size_bytes is None else <size_t>size_bytes)
+
+
+def take_new_block_counts():
+    """Return {outcome: count} of such blocks since the last call: "DONE", or the name of the `HintSkip`. Those that are not 0."""
+    counts = [(name, take_count(process, outcome)) for name, outcome in zip(_OUTCOMES, range(kOutcomes), strict=True)]
+    return {name: count for name, count in counts if count}
 
 
 cdef class driver_scope:

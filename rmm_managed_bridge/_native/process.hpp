@@ -57,6 +57,7 @@ struct Process {
   std::atomic<std::uint64_t> failures{0};
   // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
   std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
+  NewBlocks new_blocks;
 
   // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
   // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rmm_managed_bridge._native import hint_table, ledger
 from rmm_managed_bridge.config import Hints
+from rmm_managed_bridge.errors import ConfigError
 
 # The hints and what was there before: what to go back to is kept with the context, so that tasks and threads may share
 # one `using_hints` object.
@@ -31,13 +32,17 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
     Raises
     ------
     ConfigError
-        If they are not hints.
+        If they are not hints, or say something of huge pages.
+
+    Notes
+    -----
+    New blocks of RMM and PyTorch are made without the GIL, where no context is seen: for them only `install` counts.
     """
 
     __slots__ = ("_hints",)
 
     def __init__(self, hints: Hints | str) -> None:
-        self._hints = Hints.read(hints)
+        self._hints = placement_hints(hints)
 
     def __enter__(self) -> Self:
         _note(self._hints)
@@ -54,11 +59,33 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
         return f"using_hints({self._hints!r})"
 
 
+def placement_hints(hints: Hints | str) -> Hints:
+    """Return the hints of a context or a tag.
+
+    Raises
+    ------
+    ConfigError
+        If they are not hints, or say something of huge pages: that advice is for memory which goes from block to block.
+    """
+    found = Hints.read(hints)
+    if found.hugepages is not None:
+        raise ConfigError(
+            f"{found!r}: a context or a tag cannot choose hugepages, since the advice is for memory of the pool, which "
+            "goes from block to block, whatever their contexts and tags; say it in install(hints=...) or "
+            "install(hugepages=...)"
+        )
+    return found
+
+
 def set_installed(hints: Hints) -> None:
-    """Set what counts where neither the context nor a tag says otherwise."""
+    """Set what counts where neither the context nor a tag says otherwise.
+
+    It is all that counts for new blocks of RMM and PyTorch: they are made without the GIL, where no context is seen.
+    """
     global _installed
     _installed = hints
     _note(hints)
+    hint_table.prefetch_new_blocks(hints.min_bytes if hints.placement == "device" else None)
 
 
 def set_of_tag(tag: str, hints: Hints) -> None:

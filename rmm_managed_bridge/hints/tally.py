@@ -4,7 +4,8 @@ import os
 import threading
 from collections import Counter
 
-from rmm_managed_bridge.hints.results import HintResult
+from rmm_managed_bridge._native import hint_table
+from rmm_managed_bridge.hints.results import HintResult, HintSkip
 
 _lock = threading.Lock()
 _done: Counter[str] = Counter()
@@ -21,8 +22,13 @@ def count(result: HintResult) -> None:
 
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
-    """Return what was done, by action, and what was skipped, by reason."""
+    """Return what was done, by action, and what was skipped, by reason, in native code too."""
     with _lock:
+        for outcome, number in hint_table.take_new_block_counts().items():
+            if outcome == "DONE":
+                _done["prefetch"] += number
+            else:
+                _skipped[str(HintSkip[outcome])] += number
         return dict(_done), dict(_skipped)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.programs import run_on_gpu
 
 from rmm_managed_bridge._native import hint_table
 from rmm_managed_bridge.hints import driver
@@ -265,6 +266,128 @@ def test_hints_device_moves_both_ways_and_changes_nothing(bridge, cupy, warp, ro
         bridge.as_cupy(small)
         assert bridge.residency(small).asked is None
     assert (array == np.arange(2 * MIB) + 1).all()
+
+
+def test_hints_device_prefetches_buffers_of_rmm(rmm_pool, cupy, streams) -> None:
+    import rmm_managed_bridge as bridge
+
+    with bridge.installed("managed", frameworks=[], hints="device") as installed:
+        before = bridge.stats()
+        stream = rmm_pool.pylibrmm.stream.Stream(obj=streams())
+        buffers = [rmm_pool.DeviceBuffer(size=8 * MIB, stream=stream), rmm_pool.DeviceBuffer(size=8 * MIB)]
+        buffers.append(rmm_pool.DeviceBuffer.to_device(bytes(range(256)) * (MIB // 64), stream=stream))
+        for buffer in buffers:
+            found = bridge.residency(buffer)
+            assert (found.asked, found.last_prefetch) == ("cuda:0", "cuda:0")
+        small = rmm_pool.DeviceBuffer(size=1000, stream=stream)
+        assert bridge.residency(small).asked is None
+        ptr = installed.resources[0].allocate(8 * MIB, stream)
+        assert bridge.residency(ptr).last_prefetch == "cuda:0"
+        installed.resources[0].deallocate(ptr, 8 * MIB, stream)
+        after = bridge.stats()
+        assert after.hints_done["prefetch"] - before.hints_done.get("prefetch", 0) == 4
+        assert after.hints_skipped == before.hints_skipped
+        stream.synchronize()  # RMM copies on the legacy stream, which does not wait for this one
+        assert buffers[2].tobytes() == bytes(range(256)) * (MIB // 64), "contents stay"
+        del buffers, buffer, small
+    cupy.cuda.runtime.deviceSynchronize()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("blocking", [False, True], ids=["non-blocking", "blocking"])
+def test_prefetches_of_new_blocks_leave_a_capture_alone(rmm_pool, cupy, streams, mode, blocking) -> None:
+    import rmm_managed_bridge as bridge
+
+    captured, other = cupy.cuda.Stream(non_blocking=not blocking), streams()
+    with cupy.cuda.using_allocator(None), captured:
+        array = cupy.zeros(1000, "f4")
+    captured.synchronize()
+    on_captured, on_other = (rmm_pool.pylibrmm.stream.Stream(obj=each) for each in (captured, other))
+    buffers: list[Any] = []
+    with bridge.installed("managed", frameworks=[], hints="device"):
+        before = bridge.stats()
+        with captured:
+            captured.begin_capture(MODES[mode])
+            cupy.add(array, 1, out=array)
+        try:
+            with pytest.raises(RuntimeError, match="being captured"):
+                rmm_pool.DeviceBuffer(size=8 * MIB, stream=on_captured)
+            buffers.append(rmm_pool.DeviceBuffer(size=8 * MIB, stream=on_other))
+            buffers.append(rmm_pool.DeviceBuffer(size=8 * MIB))  # on the legacy stream
+        finally:
+            with captured:
+                graph = captured.end_capture()
+        graph.launch(captured)
+        captured.synchronize()
+        assert float(array.sum()) == 1000
+        assert [bridge.residency(each).asked for each in buffers] == ["cuda:0", None if blocking else "cuda:0"]
+        capturing, after = bridge.HintSkip.CAPTURING, bridge.stats()
+        assert after.hints_skipped.get(capturing, 0) - before.hints_skipped.get(capturing, 0) == int(blocking)
+        assert after.hints_skipped.get("the driver refused", 0) == before.hints_skipped.get("the driver refused", 0)
+        del buffers[:]
+    cupy.cuda.runtime.deviceSynchronize()
+
+
+_TORCH = """
+import torch, rmm, numpy as np
+import rmm_managed_bridge as bridge
+rmm.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="256MiB", maximum_pool_size="1GiB")
+"""
+
+
+@pytest.mark.requires("torch")
+def test_hints_device_prefetches_segments_of_a_pool_of_pytorch() -> None:
+    """A process of its own, since PyTorch keeps such a pool for ever."""
+    run_on_gpu(
+        _TORCH
+        + """
+bridge.install(frameworks=["numpy"], hints="device")
+side = torch.cuda.Stream()
+with torch.cuda.use_mem_pool(bridge.torch_mempool()):
+    plain = torch.full((4 << 20,), 3.0, device="cuda")
+    with torch.cuda.stream(side):
+        on_side = torch.full((4 << 20,), 5.0, device="cuda")
+torch.cuda.synchronize()
+for tensor in (plain, on_side):
+    found = bridge.residency(tensor)
+    assert (found.asked, found.last_prefetch) == ("cuda:0", "cuda:0"), found
+assert bridge.stats().hints_done == {"prefetch": 2}, bridge.stats().hints_done
+assert bridge.stats().hints_skipped == {}, bridge.stats().hints_skipped
+assert plain.sum().item() == 3 * (4 << 20) and on_side.sum().item() == 5 * (4 << 20)
+del plain, on_side, tensor
+torch.cuda.empty_cache()
+"""
+    )
+
+
+@pytest.mark.requires("torch")
+def test_hints_device_prefetches_tensors_of_pytorch_on_any_thread() -> None:
+    run_on_gpu(
+        _TORCH
+        + """
+import threading
+bridge.install(frameworks=["numpy", "torch"], hints="device")
+made = []
+def make():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        made.append(torch.full((4 << 20,), 7.0, device="cuda"))
+thread = threading.Thread(target=make)
+thread.start()
+make()
+thread.join()
+small = torch.zeros(1000, device="cuda")
+torch.cuda.synchronize()
+for tensor in made:
+    found = bridge.residency(tensor)
+    assert (found.asked, found.last_prefetch) == ("cuda:0", "cuda:0"), found
+    assert (bridge.as_numpy(tensor) == 7).all()
+assert bridge.residency(small).asked is None
+assert bridge.stats().hints_done["prefetch"] >= 2 and bridge.stats().hints_skipped == {}, bridge.stats()
+bridge.uninstall()
+after = torch.zeros(4 << 20, device="cuda")
+assert bridge.owns(after) and bridge.residency(after).asked is None, "what install said ends with uninstall"
+"""
+    )
 
 
 def test_hints_host_keep_the_pages_at_home(bridge, cupy, room) -> None:

@@ -1,11 +1,9 @@
 """PyTorch on the pool. Each test is a process of its own: PyTorch takes an allocator once, before its first use."""
 
 import itertools
-import subprocess
-import sys
-import textwrap
 
 import pytest
+from helpers.programs import run_on_gpu as run
 
 pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("torch")]
 
@@ -15,17 +13,6 @@ import rmm_managed_bridge as bridge
 rmm.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="256MiB", maximum_pool_size="2GiB")
 """
 _START = "import torch\n" + _RMM
-
-
-def run(program: str, *, timeout: float = 240) -> None:
-    """Run a program; it must end with code 0, say nothing that Python or C++ says at a bad end, and print "done"."""
-    program = textwrap.dedent(program) + "\nprint('done')\n"
-    command = [sys.executable, "-P", "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.endswith("done\n"), done.stdout
-    for bad in ("Traceback", "Exception ignored", "terminate called", "core dumped", "Error"):
-        assert bad not in done.stderr, done.stderr
 
 
 @pytest.mark.behaviour("I5")

@@ -380,6 +380,7 @@ void fake_clear() {
   d.attributes.clear();
   d.pointers.clear();
   d.inactive.clear();
+  d.prefetches.clear();
 }
 
 }  // extern "C"

@@ -69,6 +69,17 @@ class Page(NamedTuple):
     discarded: bool = False
 
 
+class Prefetch(NamedTuple):
+    """A prefetch that the driver took. `context` is the device whose context was current; -1 for none."""
+
+    low: int
+    size_bytes: int
+    place: int
+    stream: int
+    context: int
+    gil_held: int = 0
+
+
 class FakeCuda:
     """The strings that a test pulls. Operations are numbers; streams take work when told and end it when told."""
 
@@ -98,6 +109,7 @@ class FakeCuda:
             ("set_memory", None, [u64]),
             ("fail", None, [text, long, ctypes.c_int]),
             ("page", None, [u64, ctypes.POINTER(ctypes.c_int)]),
+            ("prefetch", ctypes.c_int, [long, ctypes.POINTER(ctypes.c_longlong)]),
             ("pushed_out", u64, [ctypes.c_int]),
             ("on_call", None, [text, Hook]),
             ("calls", long, [text]),
@@ -196,6 +208,13 @@ class FakeCuda:
         self.lib.fake_page(address, out)
         devices = tuple(place for place in range(-1, 2) if out[2] >> (place + 1) & 1)
         return Page(bool(out[0]), out[1], devices, out[3], out[4], bool(out[5]))
+
+    def prefetches(self) -> list[Prefetch]:
+        """Return the prefetches that were done since `clear`, whoever asked for them, in order."""
+        out, found = (ctypes.c_longlong * 6)(), []
+        while self.lib.fake_prefetch(len(found), out):
+            found.append(Prefetch(*out))
+        return found
 
     def pushed_out(self) -> tuple[int, int]:
         """Return the bytes that devices which ran full have written back to the CPU, and those that they let go."""

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -91,6 +92,9 @@ class Device {
   std::vector<Context*> primary;
   std::size_t memory_bytes = std::size_t{64} << 30;  // of each device
   Pages pages;
+  // Those that were done: first byte, bytes, place, the handle of the stream, the device of the current context (-1: none), and
+  // whether the GIL was held.
+  std::vector<std::array<long long, 6>> prefetches;
 
   Device() {
     for (int number = 0; number < 2; ++number) {

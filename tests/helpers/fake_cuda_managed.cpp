@@ -36,7 +36,12 @@ CUresult CUDAAPI cuMemAdvise(CUdeviceptr low, size_t bytes, CUmem_advise advice,
 CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr low, size_t bytes, CUmemLocation location, unsigned, CUstream handle) {
   return enter("cuMemPrefetchAsync", [&](Device& d) {
     const CUresult result = on_stream(d, handle, "cuMemPrefetchAsync");
-    if (result == CUDA_SUCCESS) d.pages.prefetch(low, bytes, place_of(location), d.memory_bytes);
+    if (result != CUDA_SUCCESS) return result;
+    d.pages.prefetch(low, bytes, place_of(location), d.memory_bytes);
+    const Context* context = d.current();
+    d.prefetches.push_back({static_cast<long long>(low), static_cast<long long>(bytes), place_of(location),
+                            static_cast<long long>(reinterpret_cast<std::uintptr_t>(handle)),
+                            context == nullptr ? -1 : context->device, gil_held()});
     return result;
   });
 }
@@ -58,6 +63,14 @@ void fake_page(unsigned long long address, int* out) {
   const int values[] = {page.read_mostly, page.preferred,  static_cast<int>(page.accessors),
                         page.last_prefetch, page.resident, page.discarded};
   std::copy(std::begin(values), std::end(values), out);
+}
+
+// The prefetch with this number since the last clear; 0 if there is none.
+int fake_prefetch(long number, long long* out) {
+  FAKE_LOCKED;
+  if (number >= static_cast<long>(d.prefetches.size())) return 0;
+  std::copy(d.prefetches[number].begin(), d.prefetches[number].end(), out);
+  return 1;
 }
 
 unsigned long long fake_pushed_out(int let_go) {

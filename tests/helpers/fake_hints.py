@@ -1,11 +1,13 @@
 """The room that the bridge's hints call, on the fake driver; and a list of what reached it."""
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from helpers.fake_cuda import FakeCuda
 
+import rmm_managed_bridge as bridge
 from rmm_managed_bridge.hints.driver import Attributes, DriverRefusedError, OwnStream, Range
 
 ADVICE = {
@@ -76,6 +78,17 @@ class FakeHints:
         result = getattr(self.fake.lib, name)(*arguments)
         if result != 0:
             raise DriverRefusedError(f"{name}: FAKE_CUDA_ERROR_{result}")
+
+
+def using_installed(hints: bridge.Hints | str) -> contextlib.AbstractContextManager[Any]:
+    """Say in `install` which hints count. Nothing is hooked: the pools are the test's own."""
+    return bridge.installed("host", frameworks=[], hints=hints)
+
+
+def hints_counted() -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many hints were given, by action, and how many were skipped, by reason."""
+    stats = bridge.stats()
+    return dict(stats.hints_done), dict(stats.hints_skipped)
 
 
 def _bytes(low: int, high: int) -> tuple[ctypes.c_uint64, ctypes.c_size_t]:

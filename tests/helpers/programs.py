@@ -46,6 +46,17 @@ def _environment() -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join([*paths, str(_TESTS)])}
 
 
+def run_on_gpu(code: str, *, timeout: float = 240) -> None:
+    """Run a program that sees the GPU. It must end well, and say nothing that Python or C++ says at a bad end."""
+    code = textwrap.dedent(code) + "\nprint('done')\n"
+    command = [sys.executable, "-P", "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.endswith("done\n"), done.stdout
+    for bad in ("Traceback", "Exception ignored", "terminate called", "core dumped", "Error"):
+        assert bad not in done.stderr, done.stderr
+
+
 def silent_stderr(result: subprocess.CompletedProcess[str]) -> str:
     """Return what a program wrote to stderr, but for the line in which Warp's native part misses the driver."""
     lines = result.stderr.splitlines(keepends=True)

@@ -1,6 +1,10 @@
 """Fixtures for the native core on the fake driver; see helpers/fake_cuda_child.py for how its tests are run."""
 
+import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,8 +79,33 @@ def hints(fake: fake_cuda.FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator
     room = FakeHints(fake)
     monkeypatch.setattr(driver, "load", lambda: room)
     monkeypatch.setattr(act, "_own_streams", {})
+    tally.counts()  # takes what native code has counted
     for counter in (tally._done, tally._skipped):
         counter.clear()
     traits.device_traits.cache_clear()
     yield room
     traits.device_traits.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """cpp_callers.cpp, built and loaded: C++ that uses RMM's current resource of device 0."""
+    import rmm  # noqa: F401 - loads librmm, which the callers are linked to
+
+    if fake_cuda.cuda_include() is None:
+        pytest.skip("no CUDA headers; pip install nvidia-cuda-runtime nvidia-cuda-crt")
+    native = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native"
+    command = [sys.executable, str(native / "find_headers.py")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split(";")
+    library = tmp_path_factory.mktemp("callers") / "callers.so"
+    flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"]
+    source = Path(__file__).with_name("cpp_callers.cpp")
+    librmm = f"{found[1]}/lib64/librmm.so"
+    subprocess.run(
+        ["g++", *flags, *[f"-isystem{folder}" for folder in found[2:]], source, librmm, "-o", library, "-pthread"],
+        check=True,
+    )
+    loaded = ctypes.CDLL(str(library))
+    loaded.use_from_threads.restype = ctypes.c_long
+    loaded.allocate_sync.restype = ctypes.c_void_p
+    return loaded

@@ -119,6 +119,7 @@ class Program {
                           .host_ordered = stream == nullptr, .stream = stream == nullptr ? nullptr : *stream};
     armed_call([&] { held.ptr = static_cast<unsigned char*>(heap_.allocate(request, refusal, &zeroed)); });
     if (held.ptr == nullptr) return;
+    if (stream == &borrowed_) armed_call([&] { heap_.prefetch_new(held.ptr, bytes, *stream); });
     held.bytes = bytes;
     if (zeroed && !all(held.ptr, end_bytes(held), 0)) fail("zeroed memory is not");
     mark(held);
@@ -219,6 +220,7 @@ int main(int argc, char** argv) {
       Program(process, heap, owned, borrowed).run();
       if (heap.live_count() != 0 || heap.live_bytes() != 0) fail("blocks are left");
       if (process.ledger.current_bytes() != 0) fail("the ledger has entries");
+      if (process.hints.size() != 0) fail("hints are left");
       heap.retire();
       heap.close();
     }

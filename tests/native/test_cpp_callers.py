@@ -1,39 +1,13 @@
 """C++ code on the resource, without the GIL: recorded, host-ordered where it asks for that."""
 
 import ctypes
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import rmm
-from helpers.fake_cuda import cuda_include
 
 import rmm_managed_bridge as bridge
-
-NATIVE = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native"
-
-
-@pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if cuda_include() is None:
-        pytest.skip("no CUDA headers; pip install nvidia-cuda-runtime nvidia-cuda-crt")
-    command = [sys.executable, str(NATIVE / "find_headers.py")]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split(";")
-    library = tmp_path_factory.mktemp("callers") / "callers.so"
-    flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"]
-    source = Path(__file__).with_name("cpp_callers.cpp")
-    librmm = f"{found[1]}/lib64/librmm.so"
-    subprocess.run(
-        ["g++", *flags, *[f"-isystem{folder}" for folder in found[2:]], source, librmm, "-o", library, "-pthread"],
-        check=True,
-    )
-    loaded = ctypes.CDLL(str(library))  # `import rmm` above has loaded librmm
-    loaded.use_from_threads.restype = ctypes.c_long
-    loaded.allocate_sync.restype = ctypes.c_void_p
-    return loaded
 
 
 @pytest.fixture

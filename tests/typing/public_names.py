@@ -73,6 +73,7 @@ def hints(x: object) -> None:
     assert_type(bridge.Hints.device, bridge.Hints)
     with bridge.using_hints("device:4MiB"), bridge.tag("table", hints=bridge.Hints("read_mostly", min_bytes="4MiB")):
         bridge.install(hints=bridge.Hints.host)
+    assert_type(bridge.Hints("device", hugepages="never").hugepages, str | None)
     bridge.prefetch(x)  # type: ignore[call-arg]
     result.done = True  # type: ignore[misc]
 

@@ -137,6 +137,46 @@ def test_hints_come_from_the_argument_the_environment_or_are_none() -> None:
         read_config(environment={"RMM_BRIDGE_HINTS": "fast"})
 
 
+def test_hugepages_are_said_by_hints_the_argument_or_the_environment_and_kept_in_one_place() -> None:
+    never, environment = Hints("host", hugepages="never"), {"RMM_BRIDGE_HUGEPAGES": "always"}
+    for config in (
+        read_config(hints=never, environment={}),
+        read_config(hints=never, hugepages="never", environment={}),
+        read_config(hints="host", hugepages="never", environment={}),
+        read_config(hints=never, environment=environment),  # an argument goes before the environment
+        read_config(environment={"RMM_BRIDGE_HINTS": "host", "RMM_BRIDGE_HUGEPAGES": "never"}),
+    ):
+        assert (config.hints, config.hugepages) == (Hints.host, "never")
+        assert config.given == {"hints", "hugepages"}
+    plain = read_config(hints=Hints("host"), environment=environment)
+    assert (plain.hints, plain.hugepages) == (Hints.host, "always")
+    assert read_config(hints="host", environment={}).given == {"hints"}
+    assert str(never) == "host from 1.00 MiB, hugepages never"
+    assert str(Hints(hugepages="auto")) == "none, hugepages auto"
+    assert never != Hints.host
+
+
+@pytest.mark.parametrize("short", ["always", "auto"])
+def test_hints_and_the_argument_that_differ_about_hugepages_are_an_error(short: str) -> None:
+    with pytest.raises(bridge.ConfigError, match=f"hugepages='{short}', but hints=Hints.*'never'.* has another"):
+        bridge.install("host", hints=Hints("device", hugepages="never"), hugepages=short)
+    assert not bridge.status().installed
+
+
+@pytest.mark.parametrize("value", ["sometimes", "", True, 1, ("auto",)])
+def test_hints_take_the_modes_of_hugepages_and_no_other(value: Any) -> None:
+    with pytest.raises(bridge.ConfigError, match=r"is not one of 'auto', 'always', 'never'"):
+        Hints(hugepages=value)
+
+
+@pytest.mark.parametrize("mode", ["auto", "always", "never"])
+def test_contexts_and_tags_cannot_choose_hugepages(mode: str) -> None:
+    hints = Hints("device", hugepages=mode)
+    for use in (lambda: bridge.using_hints(hints), lambda: bridge.tag("of huge pages", hints=hints)):
+        with pytest.raises(bridge.ConfigError, match=r"cannot choose hugepages.*say it in install\(hints=...\)"):
+            use()
+
+
 class Recorder:
     """Stands for `cuda.bindings.driver`: notes each call and lets it succeed."""
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import hugepages
+from rmm_managed_bridge import Hints, hugepages
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge._native import hugepages as native
 
@@ -114,6 +114,33 @@ def test_blocks_of_4_mib_or_more_are_advised_where_the_mode_says_so(
         before.call_count + len(kernel.calls),
         before.failure_count,
     )
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_hints_say_it_as_the_argument_does(kernel: Kernel, set_kernel: Any, mode: str) -> None:
+    set_kernel("never" if mode == "always" else "madvise")  # where the default would do the opposite
+    with bridge.installed("host", frameworks=["numpy"], hints=Hints("device", hugepages=mode)):
+        assert bridge.status().hugepages == bridge.stats().hugepages.mode == mode
+        assert bridge.status().hints == "device from 1.00 MiB", "what it says of huge pages is said once"
+        array = np.empty(8 * MIB, "u1")
+        assert kernel.is_advised(array.ctypes.data, array.nbytes) == (mode == "always")
+        del array
+
+
+def test_hints_and_the_argument_may_agree_and_a_second_install_may_repeat_either(kernel: Kernel) -> None:
+    with bridge.installed("host", frameworks=[], hints=Hints("device", hugepages="always"), hugepages="always"):
+        for again in (
+            {"hints": "device"},
+            {"hints": Hints("device", hugepages="always")},
+            {"hugepages": "always"},
+            {"hints": "device", "hugepages": "always"},
+        ):
+            bridge.install(frameworks=[], **again)
+        for other in ({"hints": Hints("device", hugepages="never")}, {"hugepages": "never"}):
+            with pytest.raises(bridge.InstallError, match="hugepages='never' \\(is 'always'\\)"):
+                bridge.install(frameworks=[], **other)
+        with pytest.raises(bridge.InstallError, match="hints="):
+            bridge.install(frameworks=[], hints=Hints(hugepages="always"))
 
 
 def test_a_block_that_comes_back_costs_no_second_call(kernel: Kernel, make_heap: Any) -> None:
