@@ -38,7 +38,7 @@ def test_the_memory_is_managed_as_the_driver_sees_it(bridge, cupy, warp) -> None
 
 
 @pytest.mark.behaviour("P5")
-@pytest.mark.parametrize("route", ["numpy", "cupy", "warp", "rmm", "resource"])
+@pytest.mark.parametrize("route", ["numpy", "cupy", "warp", "rmm", "resource", "export to NumPy", "export to CuPy"])
 def test_what_is_seen_to_come_is_seen_to_go(bridge, cupy, warp, rmm_pool, route) -> None:
     resource = rmm_pool.mr.get_current_device_resource()
     make = {
@@ -47,6 +47,8 @@ def test_what_is_seen_to_come_is_seen_to_go(bridge, cupy, warp, rmm_pool, route)
         "warp": lambda: warp.empty(4096, dtype=warp.uint8, device="cuda:0"),
         "rmm": lambda: rmm_pool.DeviceBuffer(size=4096),
         "resource": lambda: resource.deallocate(resource.allocate(4096), 4096),
+        "export to NumPy": lambda: np.from_dlpack(bridge.as_dlpack(cupy.empty(4096, "u1"))),
+        "export to CuPy": lambda: cupy.from_dlpack(bridge.as_dlpack(np.empty(4096, "u1"))),
     }[route]
     gc.collect()
     before = bridge.stats()
