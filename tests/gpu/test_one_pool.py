@@ -190,3 +190,21 @@ def test_the_resource_stands_under_and_over_others(rmm_pool, cupy: ModuleType) -
     del buffer
     assert bottom.get_allocated_bytes() == 0
     assert stack.allocation_counts.current_bytes == 0
+
+
+def test_rmms_prefetch_adaptor_stands_over_the_resource(rmm_pool, cupy: ModuleType) -> None:
+    import rmm_managed_bridge as bridge
+
+    resource = bridge.ManagedBridgeResource(rmm_pool.mr.get_current_device_resource())
+    adaptor = rmm_pool.mr.PrefetchResourceAdaptor(resource)
+    stream = rmm_pool.pylibrmm.stream.Stream(obj=cupy.cuda.Stream(non_blocking=True))
+    buffer = rmm_pool.DeviceBuffer(size=1 << 20, stream=stream, mr=adaptor)
+    record = bridge.allocation_of(buffer)
+    assert (record.framework, record.kind) == ("rmm", "managed")
+    assert bridge.residency(buffer).last_prefetch == "cuda:0"
+    assert bridge.prefetch(buffer, "cpu", stream)
+    assert bridge.residency(buffer).last_prefetch == "cpu"
+    buffer.prefetch()
+    assert bridge.residency(buffer).last_prefetch == "cuda:0"
+    del buffer
+    assert resource.get_allocated_bytes() == 0
