@@ -122,7 +122,7 @@ def test_synchronize_waits_for_held_streams(cleared, cupy, slow, gpu_install, st
 
 
 def test_upstream_sees_one_stream_which_is_the_bridges_own(cleared, cupy, warp, slow, gpu_install, rmm_pool) -> None:
-    """Above RMM's pool and below it: whatever streams the program works on, none of them reaches upstream."""
+    """Whatever streams the program works on, none of them reaches RMM's pool, nor what is below it."""
     from cuda.bindings import driver
 
     mr, calls = rmm_pool.mr, []
@@ -167,8 +167,10 @@ def test_upstream_sees_one_stream_which_is_the_bridges_own(cleared, cupy, warp, 
         ("above the pool", "allocate"),
         ("above the pool", "deallocate"),
     }
-    (handle,) = {handle for _, _, handle in seen}
+    (handle,) = {handle for place, _, handle in seen if place == "above the pool"}
     assert handle not in handles
+    # RMM's pool names no stream to what is below it, which callbacks see as the legacy one, whoever calls the pool.
+    assert {handle for place, _, handle in seen if place == "below the pool"} == {1}
     error, flags = driver.cuStreamGetFlags(driver.CUstream(handle))
     assert error == driver.CUresult.CUDA_SUCCESS
     assert flags & driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
