@@ -20,6 +20,7 @@ IMPORTS = {
     "torch": "import torch",
     "bridge": "import rmm_managed_bridge as bridge",
 }
+SAID_AT_A_BAD_END = ("Traceback", "Exception ignored", "terminate called", "core dumped", "Error")
 TORCH = ["torch"] if importlib.util.find_spec("torch") else []
 _START = """
 import sys
@@ -40,9 +41,13 @@ def run_all(program: str, orders: Sequence[Sequence[str]]) -> list[tuple[str, in
 
     def run_one(order: Sequence[str]) -> tuple[str, int, str]:
         lines = "\n".join(IMPORTS[name] for name in order)
-        # PyTorch warns of things that are not our business.
-        done = run(lines + program, *(["-W", "ignore"] if "torch" in order else []))
-        return "-".join(order), done.returncode, done.stderr
+        if "torch" not in order:
+            done = run(lines + program)
+            return "-".join(order), done.returncode, done.stderr
+        # PyTorch warns of things that are not our business: of its programs, what is said at a bad end counts.
+        done = run(lines + program, "-W", "ignore")
+        ended_badly = any(each in done.stderr for each in SAID_AT_A_BAD_END)
+        return "-".join(order), done.returncode, done.stderr if ended_badly else ""
 
     with ThreadPoolExecutor(AT_ONCE) as executor:
         return [done for done in executor.map(run_one, orders) if done[1:] != (0, "")]
