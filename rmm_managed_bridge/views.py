@@ -115,7 +115,8 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     Returns
     -------
     cupy.ndarray
-        With the shape, strides and dtype of `x`, on the device of its pool. It keeps `x` alive.
+        With the shape, strides and dtype of `x`, on the device of its pool. It does not own its data (``OWNDATA`` is
+        False) and keeps `x` alive, by way of its ``.base``.
 
     Raises
     ------
@@ -146,7 +147,8 @@ def as_cupy(x: Any) -> "cupy.ndarray":
         loan = _lend(x, address, dtype, device, streams.current_cupy_stream)
         memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
         pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
-        return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides)
+        # What CuPy makes from a pointer has no base, and so says that it owns its data; a view of that does not.
+        return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides).view()
 
 
 def as_warp(x: Any) -> "warp.array[Any]":

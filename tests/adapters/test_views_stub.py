@@ -62,6 +62,18 @@ def test_as_cupy_keeps_address_shape_strides_and_dtype(layout: str) -> None:
     del array, view, back
 
 
+@pytest.mark.behaviour("I4")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_view_does_not_own_its_data_and_its_base_holds_the_source(layout: str) -> None:
+    array = LAYOUTS[layout]()
+    view = bridge.as_cupy(array)
+    assert not view.flags.owndata
+    assert view.base.data.mem is view.data.mem
+    assert view.base.data.mem._owner._source is array
+    assert view.view().base is view.base
+    del array, view
+
+
 @pytest.mark.behaviour("I2")
 def test_what_cupy_cannot_express_is_refused() -> None:
     read_only = np.ones(10)

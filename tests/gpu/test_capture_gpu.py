@@ -2,12 +2,15 @@
 
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("cupy"), pytest.mark.requires("warp")]
 MODES = {"global": 0, "thread-local": 1, "relaxed": 2}  # cudaStreamCaptureMode
+MIB = 1 << 20
+QUARTER_SECOND = 400_000_000  # device clocks
 
 
 @pytest.mark.behaviour("G4")
@@ -81,7 +84,7 @@ def test_allocation_in_a_warp_capture_is_refused_and_the_capture_lives(bridge, w
 def test_everything_the_bridge_does_leaves_a_capture_alone(bridge, cupy, warp, rmm_pool, mode, blocking, where) -> None:
     """Modes by kinds of stream by threads, and all operations inside."""
     captured = cupy.cuda.Stream(non_blocking=not blocking)
-    other = cupy.cuda.Stream(non_blocking=True)
+    other, thief = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     with captured:
         a = cupy.zeros(1000, "f4")
     with other:
@@ -102,12 +105,19 @@ def test_everything_the_bridge_does_leaves_a_capture_alone(bridge, cupy, warp, r
                 fresh.append(bridge.as_cupy(np.ones(2000, "f4")))
                 bridge.as_numpy(fresh[-1])
                 np.ones(50_000)
+                fresh.append(cupy.from_dlpack(bridge.as_dlpack(np.ones(2000, "f4"))))
+                assert np.from_dlpack(bridge.as_dlpack(fresh[-1])).ctypes.data == fresh[-1].data.ptr
+                fresh.append(bridge.as_warp(np.ones(2000, "f4")))
+                assert bridge.as_numpy(fresh[-1]).ctypes.data == fresh[-1].ptr
+                bridge.record_stream(fresh[-1], thief)
+                bridge.record_stream(fresh[0], captured)
+                with pytest.raises(bridge.BridgeError, match="being captured"):
+                    bridge.as_numpy(fresh[0])
                 kept.pop()
                 del fresh
             buffer = rmm_pool.DeviceBuffer(size=1 << 20, stream=rmm_pool.pylibrmm.stream.Stream(obj=other))
             bridge.as_numpy(buffer)
             del buffer
-            thief = cupy.cuda.Stream(non_blocking=True)
             with thief:
                 cupy.empty(3000, "f4")
             view = None
@@ -134,3 +144,73 @@ def test_everything_the_bridge_does_leaves_a_capture_alone(bridge, cupy, warp, r
     captured.synchronize()
     assert problems == []
     assert (bridge.as_numpy(a) == 1).all()
+
+
+@pytest.fixture
+def tight(rmm_pool, cupy, slow, gpu_install):
+    """The bridge, installed for CuPy with little memory."""
+    import rmm_managed_bridge as bridge
+
+    gpu_install(bridge, frameworks=["cupy"], maximum_pool_size="64MiB")
+    yield bridge
+    bridge.uninstall()
+    gc.collect()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("where", ["same thread", "another thread"])
+def test_memory_that_lies_on_another_stream_is_stolen_during_a_capture(
+    tight, cupy, slow, mode, blocking, where
+) -> None:
+    """Everything that is free was freed on one stream behind a slow kernel, and another one asks for it."""
+    captured = cupy.cuda.Stream(non_blocking=not blocking)
+    giver, thief = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with captured:
+        a = cupy.zeros(1000, "f4")
+    with thief:
+        kept = [cupy.zeros(1000, "f4")]
+    hoard: list[Any] = []
+    with giver:
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+            while True:
+                hoard.append(cupy.empty(MIB // 4, "f4"))
+        # Nothing else has memory for a block of this size now.
+        assert len(hoard) > 40
+    captured.synchronize()
+    thief.synchronize()
+    problems: list[BaseException] = []
+
+    def steal() -> None:
+        try:
+            cupy.cuda.Device(0).use()
+            with thief:
+                kept.append(cupy.empty(MIB // 4, "f4"))
+        except BaseException as error:  # reported by the main thread
+            problems.append(error)
+
+    with giver:
+        for number in range(len(hoard)):
+            slow.fill(hoard[number], 1, clocks=QUARTER_SECOND if number == 0 else 0)
+    addresses = {each.data.ptr for each in hoard}
+    with captured:
+        captured.begin_capture(MODES[mode])
+        cupy.add(a, 1, out=a)
+    hoard.clear()
+    if where == "same thread":
+        steal()
+    else:
+        thread = threading.Thread(target=steal)
+        thread.start()
+        thread.join()
+    with captured:
+        graph = captured.end_capture()
+        graph.launch(captured)
+    assert problems == []
+    assert kept[-1].data.ptr in addresses, "the memory came from elsewhere, and nothing was stolen"
+    with thief:
+        slow.fill(kept[-1], 2, clocks=0)
+    for stream in (captured, giver, thief):
+        stream.synchronize()
+    assert (tight.as_numpy(kept[-1]) == 2).all(), "the thief did not wait for the kernel of the stream it stole from"
+    assert (tight.as_numpy(a) == 1).all()

@@ -1,10 +1,12 @@
 """CuPy as a guest, phrase by phrase: streams, sizes, allocators, workspaces, raw kernels."""
 
 import gc
+import sys
 import threading
 
 import numpy as np
 import pytest
+from helpers.waiting import eventually
 
 pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("cupy"), pytest.mark.requires("warp")]
 
@@ -68,6 +70,76 @@ def test_sizes_from_nothing_to_a_gibibyte(bridge, cupy, size) -> None:
         assert bridge.allocation_of(array) is None
     del array
     bridge.trim()
+
+
+_ENDS = r"""
+extern "C" __global__ void put_ends(unsigned char* x, long long size) { x[0] = 1; x[size - 1] = 2; }
+extern "C" __global__ void get_ends(const unsigned char* x, long long size, unsigned char* ends) {
+    ends[0] = x[0];
+    ends[1] = x[size - 1];
+}
+"""
+
+
+def test_four_gibibytes_are_one_block_and_more_is_refused(rmm_pool, cupy, gpu_install) -> None:
+    """From a pool of 4 GiB: that is all that a test may hold, so nothing else is there meanwhile."""
+    import rmm_managed_bridge as bridge
+
+    size = 1 << 32
+    module = cupy.RawModule(code=_ENDS)
+    put, get = module.get_function("put_ends"), module.get_function("get_ends")
+    rmm_pool.reinitialize()  # the fixture's pool goes
+    gc.collect()
+    rmm_pool.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size=size, maximum_pool_size=size)
+    gpu_install(bridge, frameworks=["cupy"], maximum_pool_size=size)
+    try:
+        array = cupy.empty(size, "u1")
+        record = bridge.allocation_of(array)
+        assert (record.requested_bytes, record.framework, record.kind) == (size, "cupy", "managed")
+        assert bridge.allocation_of(array.data.ptr + size - 1) == record
+        with cupy.cuda.using_allocator(None):
+            ends = cupy.zeros(2, "u1")
+        put((1,), (1,), (array, np.int64(size)))
+        get((1,), (1,), (array, np.int64(size), ends))
+        assert cupy.asnumpy(ends).tolist() == [1, 2]
+        host = bridge.as_numpy(array)
+        assert (host.size, host[0], host[-1]) == (size, 1, 2)
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match="cannot allocate"):
+            cupy.empty(1, "u1")
+        del array, host
+        gc.collect()
+        for too_much in (size + 1, size + 4096, 2 * size):
+            with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match="cannot allocate"):
+                cupy.empty(too_much, "u1")
+        assert float(cupy.ones(10).sum()) == 10
+    finally:
+        bridge.uninstall()
+        gc.collect()
+        rmm_pool.reinitialize()
+    assert eventually(lambda: all(each.reserved_bytes < size for each in bridge.stats().generations))
+
+
+def test_a_block_costs_no_python_object_beyond_cupys_own(bridge, cupy) -> None:
+    def objects_of_each(make) -> float:
+        for _ in range(100):
+            make()
+        kept = [None] * 1000
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for number in range(len(kept)):
+            kept[number] = make()
+        return (sys.getallocatedblocks() - before) / len(kept)
+
+    array = cupy.empty(1000, "u1")
+    assert type(array.data.mem) is cupy.cuda.memory.CFunctionAllocatorMemory
+
+    def make_around_it():
+        """An array, its pointer and its memory object, which is what CuPy has for each block of any allocator."""
+        memory = cupy.cuda.UnownedMemory(array.data.ptr, 1000, None, 0)
+        return cupy.ndarray(1000, "u1", cupy.cuda.MemoryPointer(memory, 0))
+
+    least = objects_of_each(make_around_it)
+    assert objects_of_each(lambda: cupy.empty(1000, "u1")) <= least + 0.1
 
 
 def test_using_allocator_nests_inside_and_around(bridge, cupy) -> None:
@@ -146,10 +218,53 @@ def draw(bridge, cupy, random) -> None:
 
 
 @pytest.mark.parametrize("work", [transform, multiply, solve, order, draw], ids=lambda work: work.__name__)
-def test_results_and_workspaces_of_libraries_come_from_the_pool(bridge, cupy, work) -> None:
+def test_results_of_libraries_come_from_the_pool(bridge, cupy, work) -> None:
     bridge.reset_peak()
     work(bridge, cupy, np.random.default_rng(0))
     assert bridge.stats().by("framework")["cupy"].peak_bytes >= 8 * MIB
+    gc.collect()
+
+
+def test_the_work_area_of_a_transform_lies_in_the_pool(bridge, cupy) -> None:
+    from cupy.cuda import cufft
+
+    count = 999_983  # a prime: the transform goes by way of a longer one
+    signal = np.random.default_rng(0).random(count, np.float32).astype("c8")
+    plan = cufft.Plan1d(count, cufft.CUFFT_C2C, 1)
+    record = bridge.allocation_of(plan.work_area.ptr)
+    assert (record.framework, record.site.file) == ("cupy", __file__)
+    assert record.requested_bytes >= MIB
+    spectrum = np.empty_like(signal)
+    plan.fft(bridge.as_cupy(signal), bridge.as_cupy(spectrum), cufft.CUFFT_FORWARD)
+    expected = np.fft.fft(signal)
+    assert np.abs(bridge.as_numpy(spectrum) - expected).max() < 1e-3 * np.abs(expected).max()
+    del plan
+    gc.collect()
+    assert bridge.allocation_of(record.ptr) is None
+
+
+@pytest.mark.parametrize(
+    ("work", "arrays", "least"),
+    [
+        # The copies of both matrices; then pivots, the status, and cuSOLVER's workspace.
+        (solve, 2 * 16 * MIB, 4 * 2048 + 4 + 1),
+        # The ordered copy; then what Thrust sorts in.
+        (order, 16 * MIB, 8 * MIB),
+    ],
+    ids=["solve", "order"],
+)
+def test_workspaces_of_libraries_come_from_the_pool(bridge, cupy, work, arrays, least) -> None:
+    """Block by block. cuBLAS takes its workspace itself: CuPy gives it none."""
+    first = bridge.allocation_of(cupy.empty(1)).serial
+    bridge.record_events(10_000)
+    try:
+        work(bridge, cupy, np.random.default_rng(0))
+        events = [event for event in bridge.history() if event.action == "allocate" and event.serial > first]
+    finally:
+        bridge.record_events(1000, every_event=False)
+    sizes = [event.requested_bytes for event in events if event.framework == "cupy"]
+    assert {event.site.file for event in events if event.framework == "cupy"} == {__file__}
+    assert sum(sizes) >= arrays + least, sizes
     gc.collect()
 
 

@@ -38,7 +38,7 @@ def test_the_memory_is_managed_as_the_driver_sees_it(bridge, cupy, warp) -> None
 
 
 @pytest.mark.behaviour("P5")
-@pytest.mark.parametrize("route", ["numpy", "cupy", "warp", "rmm", "resource"])
+@pytest.mark.parametrize("route", ["numpy", "cupy", "warp", "rmm", "resource", "export to NumPy", "export to CuPy"])
 def test_what_is_seen_to_come_is_seen_to_go(bridge, cupy, warp, rmm_pool, route) -> None:
     resource = rmm_pool.mr.get_current_device_resource()
     make = {
@@ -47,6 +47,8 @@ def test_what_is_seen_to_come_is_seen_to_go(bridge, cupy, warp, rmm_pool, route)
         "warp": lambda: warp.empty(4096, dtype=warp.uint8, device="cuda:0"),
         "rmm": lambda: rmm_pool.DeviceBuffer(size=4096),
         "resource": lambda: resource.deallocate(resource.allocate(4096), 4096),
+        "export to NumPy": lambda: np.from_dlpack(bridge.as_dlpack(cupy.empty(4096, "u1"))),
+        "export to CuPy": lambda: cupy.from_dlpack(bridge.as_dlpack(np.empty(4096, "u1"))),
     }[route]
     gc.collect()
     before = bridge.stats()
@@ -188,3 +190,21 @@ def test_the_resource_stands_under_and_over_others(rmm_pool, cupy: ModuleType) -
     del buffer
     assert bottom.get_allocated_bytes() == 0
     assert stack.allocation_counts.current_bytes == 0
+
+
+def test_rmms_prefetch_adaptor_stands_over_the_resource(rmm_pool, cupy: ModuleType) -> None:
+    import rmm_managed_bridge as bridge
+
+    resource = bridge.ManagedBridgeResource(rmm_pool.mr.get_current_device_resource())
+    adaptor = rmm_pool.mr.PrefetchResourceAdaptor(resource)
+    stream = rmm_pool.pylibrmm.stream.Stream(obj=cupy.cuda.Stream(non_blocking=True))
+    buffer = rmm_pool.DeviceBuffer(size=1 << 20, stream=stream, mr=adaptor)
+    record = bridge.allocation_of(buffer)
+    assert (record.framework, record.kind) == ("rmm", "managed")
+    assert bridge.residency(buffer).last_prefetch == "cuda:0"
+    assert bridge.prefetch(buffer, "cpu", stream)
+    assert bridge.residency(buffer).last_prefetch == "cpu"
+    buffer.prefetch()
+    assert bridge.residency(buffer).last_prefetch == "cuda:0"
+    del buffer
+    assert resource.get_allocated_bytes() == 0

@@ -86,6 +86,26 @@ def test_the_source_of_an_invisible_copy_is_not_overwritten(bridge, cupy, slow, 
     del others
 
 
+@pytest.mark.behaviour("G3")
+@pytest.mark.parametrize("count", [3 * COUNT, COUNT // 4], ids=["grows", "shrinks"])
+@pytest.mark.parametrize("kept", [False, True], ids=["the view is gone", "the view is there"])
+def test_a_resized_array_has_what_the_kernel_writes(bridge, cupy, slow, streams, count, kept) -> None:
+    """The block moves, and what is copied out of it is what it has once the kernel is done."""
+    host = np.zeros(COUNT, "f4")
+    address = host.ctypes.data
+    stream = streams()
+    with stream:
+        view = bridge.as_cupy(host)
+        slow.fill(view, 9)
+        if not kept:
+            del view
+    host.resize(count, refcheck=False)
+    assert host.ctypes.data != address
+    left = min(count, COUNT)
+    assert (host[:left] == 9).all() and not host[left:].any()
+    assert bridge.allocation_of(host).resized_count == 1
+
+
 def test_a_numpy_block_shown_to_warp_waits_for_warps_stream(bridge, warp, cupy, slow) -> None:
     host = np.zeros(COUNT, "f4")
     address = host.ctypes.data

@@ -1,9 +1,11 @@
 """What the pool does by itself on a device: debug mode, the release threshold, and the limit of the quarantine."""
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.noting import for_ever, noting
 from helpers.waiting import eventually
 
 pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("cupy"), pytest.mark.requires("warp")]
@@ -117,3 +119,58 @@ def test_synchronize_waits_for_held_streams(cleared, cupy, slow, gpu_install, st
     cleared.synchronize()
     assert stream.done
     del x
+
+
+def test_upstream_sees_one_stream_which_is_the_bridges_own(cleared, cupy, warp, slow, gpu_install, rmm_pool) -> None:
+    """Whatever streams the program works on, none of them reaches RMM's pool, nor what is below it."""
+    from cuda.bindings import driver
+
+    mr, calls = rmm_pool.mr, []
+    before = mr.get_current_device_resource()
+    below = noting(mr.ManagedMemoryResource(), "below the pool", calls)
+    # At the exit its end would call Python.
+    pool = for_ever(mr.PoolMemoryResource(below, initial_pool_size=32 * MIB, maximum_pool_size=1 << 30))
+    mr.set_current_device_resource(for_ever(noting(pool, "above the pool", calls)))
+    calls.clear()  # RMM's pool has taken its first piece, on a stream that it chose
+    try:
+        gpu_install(cleared, frameworks=["numpy", "cupy", "warp"], maximum_pool_size="1GiB")
+        mine = [cupy.cuda.Stream(non_blocking=bool(number % 2)) for number in range(4)]
+        mine += [cupy.cuda.Stream.null, cupy.cuda.Stream.ptds]
+        kept: list[Any] = []
+        for number, stream in enumerate(mine):
+            with stream:
+                kept.append(cupy.empty((20 + number) * MIB, "u1"))
+                kept.append(cleared.as_cupy(np.ones(1000, "f4")))
+                slow.fill(kept[-1], 1, clocks=1_000_000)
+                rmms = rmm_pool.pylibrmm.stream.Stream(obj=stream)
+                kept.append(rmm_pool.DeviceBuffer(size=5 * MIB, stream=rmms))
+                del rmms
+        kept.append(np.ones(50 * MIB, "u1"))
+        with warp.ScopedDevice("cuda:0"):
+            kept.append(warp.empty(40 * MIB, dtype=warp.uint8))
+        handles = {stream.ptr for stream in mine} | {warp.get_stream("cuda:0").cuda_stream, 0, 1, 2}
+        kept.clear()
+        gc.collect()
+        cupy.cuda.runtime.deviceSynchronize()
+
+        def gave_back() -> bool:
+            cleared.trim()
+            return ("above the pool", "deallocate") in {call[:2] for call in calls}
+
+        assert eventually(gave_back)
+        seen = list(calls)
+    finally:
+        cleared.uninstall()
+        mr.set_current_device_resource(before)
+    assert {call[:2] for call in seen} >= {
+        ("below the pool", "allocate"),
+        ("above the pool", "allocate"),
+        ("above the pool", "deallocate"),
+    }
+    (handle,) = {handle for place, _, handle in seen if place == "above the pool"}
+    assert handle not in handles
+    # RMM's pool names no stream to what is below it, which callbacks see as the legacy one, whoever calls the pool.
+    assert {handle for place, _, handle in seen if place == "below the pool"} == {1}
+    error, flags = driver.cuStreamGetFlags(driver.CUstream(handle))
+    assert error == driver.CUresult.CUDA_SUCCESS
+    assert flags & driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value

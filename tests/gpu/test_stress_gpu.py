@@ -13,20 +13,30 @@ import pytest
 pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("cupy"), pytest.mark.requires("warp")]
 SECONDS = float(os.environ.get("BRIDGE_STRESS_SECONDS", "5"))
 CLOCKS = 2_000_000  # a millisecond
+ROUNDS = 5_000  # of a sine: about a millisecond
 
 
 class Worker:
     """One thread with streams of its own. `problems` has what was found wrong."""
 
-    def __init__(self, bridge, cupy, warp, slow, seed: int, problems: list[str]) -> None:
-        self.bridge, self.cupy, self.warp, self.slow = bridge, cupy, warp, slow
+    def __init__(self, bridge, cupy, warp, slow, spin, seed: int, problems: list[str]) -> None:
+        self.bridge, self.cupy, self.warp, self.slow, self.spin = bridge, cupy, warp, slow, spin
         self.random = np.random.default_rng(seed)
         self.seed, self.problems, self.steps = seed, problems, 0
 
     def run(self, until: float) -> None:
         self.cupy.cuda.Device(0).use()
         self.streams = [self.cupy.cuda.Stream(non_blocking=bool(number % 2)) for number in range(3)]
-        ways = [self.numpy_to_kernel, self.kernel_to_numpy, self.invisible_copy, self.warp_to_numpy, self.steal]
+        self.side, self.event = self.warp.Stream("cuda:0"), self.warp.Event("cuda:0")
+        ways = [
+            self.numpy_to_kernel,
+            self.kernel_to_numpy,
+            self.invisible_copy,
+            self.warp_to_numpy,
+            self.warp_spins,
+            self.warp_spins_aside,
+            self.steal,
+        ]
         while time.monotonic() < until and not self.problems:
             value = np.float32(self.seed * 100_000 + self.steps % 100_000)
             size = int(2 ** self.random.uniform(4, 19))
@@ -77,6 +87,41 @@ class Worker:
         del x
         self.check(self.bridge.as_numpy(y), value, "a Warp block changed")
 
+    def warp_spins(self, size: int, value: np.float32, stream) -> None:
+        """On Warp's own stream: with a block of Warp's, and with one that it was shown."""
+        x = self.warp.empty(size, dtype=self.warp.float32, device="cuda:0")
+        self.warp.launch(self.spin, size, inputs=[ROUNDS, x, float(value)], device="cuda:0")
+        y = self.warp.clone(x)
+        del x
+        host = np.full(size, -5, "f4")
+        shown = self.bridge.as_warp(host)
+        self.warp.launch(self.spin, size, inputs=[ROUNDS, shown, -6.0], device="cuda:0")
+        del host, shown
+        with stream:
+            others = [np.full(size, value, "f4"), self.cupy.full(size, value, "f4")]
+        self.check(self.bridge.as_numpy(y), value, "a Warp block was used again under a kernel of Warp's")
+        self.warp.synchronize_stream("cuda:0")
+        for other in others:
+            self.check(self.bridge.as_numpy(other), value, "a block that Warp was shown was used again too early")
+
+    def warp_spins_aside(self, size: int, value: np.float32, stream) -> None:
+        """On a stream that the bridge knows by `record_stream` alone."""
+        host = np.full(size, -7, "f4")
+        shown = self.bridge.as_warp(host)
+        self.bridge.record_stream(shown, self.side)
+        self.warp.launch(self.spin, size, inputs=[ROUNDS, shown, -8.0], stream=self.side)
+        x = self.warp.full(size, -9.0, dtype=self.warp.float32, device="cuda:0")
+        self.bridge.record_stream(x, self.side)
+        self.side.wait_stream(self.warp.get_stream("cuda:0"), self.event)  # which fills it
+        self.warp.launch(self.spin, size, inputs=[ROUNDS, x, -10.0], stream=self.side)
+        del host, shown, x
+        with stream:
+            others = [np.full(size, value, "f4"), self.cupy.full(size, value, "f4")]
+        others.append(self.warp.full(size, float(value), dtype=self.warp.float32, device="cuda:0"))
+        self.warp.synchronize_stream(self.side)
+        for other in others:
+            self.check(self.bridge.as_numpy(other), value, "a block on a recorded stream was used again too early")
+
     def steal(self, size: int, value: np.float32, stream) -> None:
         with self.streams[0]:
             x = self.cupy.empty(size, "f4")
@@ -89,9 +134,13 @@ class Worker:
 
 
 def test_every_pattern_survives(bridge, cupy, warp, slow) -> None:
+    from helpers import warp_kernels
+
     problems: list[str] = []
-    warp.zeros(1, device="cuda:0")  # Warp sets a device up at its first use, which is not for several threads at once
-    workers = [Worker(bridge, cupy, warp, slow, seed, problems) for seed in range(4)]
+    # Warp sets a device up, compiles and loads at the first use, which is not for several threads at once.
+    first = warp.zeros(1, dtype=warp.float32, device="cuda:0")
+    warp.launch(warp_kernels.spin_then_fill, 1, inputs=[1, first, 1.0], device="cuda:0")
+    workers = [Worker(bridge, cupy, warp, slow, warp_kernels.spin_then_fill, seed, problems) for seed in range(4)]
     until = time.monotonic() + SECONDS
     threads = [threading.Thread(target=worker.run, args=(until,)) for worker in workers]
     for thread in threads:

@@ -325,6 +325,78 @@ assert (x == 10).all().item()
     )
 
 
+@pytest.mark.requires("cupy")
+@pytest.mark.behaviour("G5")
+def test_tensors_over_the_pool_are_made_during_captures() -> None:
+    """In all modes, on blocking streams and others, on the thread that captures and on another one."""
+    run(
+        _START
+        + """
+import cupy, threading
+bridge.install(frameworks=["numpy", "cupy"])
+warm = bridge.as_torch(np.ones(10, "f4"))  # PyTorch starts CUDA at its first use, which no capture survives
+assert warm.sum().item() == 10
+x = cupy.zeros(1000, "f4")
+cupy.add(x, 1, out=x)
+torch.cuda.synchronize()
+
+def capture(mode, blocking, elsewhere):
+    captured = cupy.cuda.Stream(non_blocking=not blocking)
+    other = cupy.cuda.Stream(non_blocking=True)
+    with captured:
+        a = cupy.zeros(1000, "f4")
+    with other:
+        b = cupy.zeros(1000, "f4")
+    captured.synchronize()
+    other.synchronize()
+    problems = []
+
+    def show():
+        try:
+            cupy.cuda.Device(0).use()
+            with other, torch.cuda.stream(torch.cuda.ExternalStream(other.ptr)):
+                host = np.ones(1000, "f4")
+                view = bridge.as_torch(host)
+                assert view.data_ptr() == host.ctypes.data
+                bridge.record_stream(view, other)
+                assert bridge.as_numpy(view).ctypes.data == host.ctypes.data
+                assert bridge.as_torch(b).data_ptr() == b.data.ptr
+                del view, host
+                gc.collect()
+            with torch.cuda.stream(torch.cuda.ExternalStream(captured.ptr)):
+                try:
+                    bridge.as_torch(np.ones(1000, "f4"))
+                except bridge.BridgeError:
+                    pass
+                else:
+                    raise AssertionError("shown to a captured stream")
+        except BaseException as error:
+            problems.append(error)
+
+    with captured:
+        captured.begin_capture(mode)
+        cupy.add(a, 1, out=a)
+    if elsewhere:
+        thread = threading.Thread(target=show)
+        thread.start()
+        thread.join()
+    else:
+        show()
+    with captured:
+        graph = captured.end_capture()
+        graph.launch(captured)
+    captured.synchronize()
+    assert problems == [], (mode, blocking, elsewhere, problems)
+    assert (bridge.as_numpy(a) == 1).all()
+
+for mode in range(3):
+    for blocking in (False, True):
+        for elsewhere in (False, True):
+            capture(mode, blocking, elsewhere)
+"""
+    )
+
+
 @pytest.mark.behaviour("G4")
 def test_torchs_own_graphs_replay_over_tensors_that_exist() -> None:
     """With a memory pool: PyTorch's graphs keep memory of their own, which its pluggable allocator has not."""

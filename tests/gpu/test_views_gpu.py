@@ -55,6 +55,64 @@ def test_layouts_are_kept_or_refused(bridge, cupy) -> None:
 
 
 @pytest.mark.behaviour("I2")
+def test_a_structured_array_and_its_fields_cross(bridge, cupy) -> None:
+    records = np.zeros(1000, [("mass", "f4"), ("count", "i4")])
+    records["mass"], records["count"] = 2.5, np.arange(1000)
+    device = bridge.as_cupy(records)
+    assert (device.data.ptr, device.dtype, device.strides) == (records.ctypes.data, records.dtype, records.strides)
+    for name, offset in (("mass", 0), ("count", 4)):
+        field = device[name]
+        assert (field.data.ptr, field.strides) == (records.ctypes.data + offset, (8,))
+        field += 1
+        del field
+    back = bridge.as_numpy(device)
+    assert (back.ctypes.data, back.dtype, back.strides) == (records.ctypes.data, records.dtype, records.strides)
+    assert (records["mass"] == 3.5).all() and (records["count"] == np.arange(1, 1001)).all()
+
+
+@pytest.mark.behaviour("I4")
+def test_a_view_does_not_own_its_data_and_its_base_holds_the_source(bridge, cupy, warp) -> None:
+    sources = [
+        np.arange(1000, dtype="f4")[1:],
+        np.arange(1000, dtype="f4")[::-2],
+        np.array(5.0),
+        warp.ones(1000, dtype=warp.float32, device="cuda:0"),
+    ]
+    live = bridge.stats().current_count
+    while sources:
+        source = sources.pop()
+        view = bridge.as_cupy(source)
+        assert not view.flags.owndata and not view.flags["OWNDATA"]
+        assert isinstance(view.base, cupy.ndarray) and view.base.flags.owndata
+        assert view.base.data.mem is view.data.mem
+        base = view.base
+        del source, view
+        gc.collect()
+        # The base alone keeps the block.
+        assert bridge.stats().current_count == live and bridge.owns(base)
+        assert float(base.sum()) > 0
+        del base
+        gc.collect()
+        live -= 1
+        assert bridge.stats().current_count == live
+    assert cupy.ones(10).flags.owndata
+
+
+def test_asarray_of_a_pool_array_copies_as_ever(bridge, cupy) -> None:
+    host = np.arange(1000, dtype="f4")
+    copy = cupy.asarray(host)
+    assert bridge.owns(copy) and not np.shares_memory(bridge.as_numpy(copy), host)
+    assert copy.data.ptr != host.ctypes.data
+    assert bridge.allocation_of(copy).serial != bridge.allocation_of(host).serial
+    cupy.cuda.get_current_stream().synchronize()
+    host[:] = -1
+    assert (cupy.asnumpy(copy) == np.arange(1000)).all()
+    copy += 1
+    cupy.cuda.get_current_stream().synchronize()
+    assert (host == -1).all()
+
+
+@pytest.mark.behaviour("I2")
 def test_what_cupy_cannot_express_is_refused(bridge) -> None:
     readonly = np.ones(10)
     readonly.flags.writeable = False

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,40 @@ def test_setting_allocators_in_any_order_with_install(rmm_pool, cupy, warp, zero
     finally:
         warp.set_cuda_allocator(None)
         bridge.uninstall()
+
+
+def test_warps_allocator_over_rmm_and_ours_take_each_others_place(bridge, warp, zeros) -> None:
+    """Each frees what it made, whichever is set by then. Over the bridge's resource both give from the one pool."""
+    hooked = warp.get_device_allocator(DEVICE)
+    over_rmm = warp.utils.AllocatorRmm()
+    live = bridge.stats().current_count
+    kept = {}
+    try:
+        kept["ours"] = zeros()
+        warp.set_device_allocator(DEVICE, over_rmm)
+        kept["over RMM"] = zeros()
+        warp.set_device_allocator(DEVICE, bridge.warp_allocator)
+        kept["ours again"] = zeros()
+        with warp.ScopedAllocator(DEVICE, over_rmm):
+            kept["over RMM again"] = zeros()
+        for name, array in kept.items():
+            record = bridge.allocation_of(array)
+            assert record.framework == ("rmm" if "RMM" in name else "warp"), name
+            assert array.memory_kind is warp.MemoryKind.CUDA_MANAGED and warp.can_access("cpu", array), name
+            array.fill_(7.0)
+            assert (bridge.as_numpy(array) == 7).all(), name
+        del array
+        del kept["over RMM"]
+        gc.collect()
+        assert bridge.stats().current_count == live + 3
+        warp.set_device_allocator(DEVICE, over_rmm)
+        for name in ("ours", "ours again", "over RMM again"):
+            del kept[name]
+        gc.collect()
+        assert bridge.stats().current_count == live
+    finally:
+        kept.clear()
+        warp.set_device_allocator(DEVICE, hooked)
 
 
 def test_arrays_are_managed_and_the_cpu_may_work_on_them(bridge, warp, kernels, zeros) -> None:
@@ -214,6 +249,60 @@ def test_threads_allocate_together_and_every_block_goes_back(bridge, warp, zeros
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_threads_that_allocate_at_once_keep_their_contents(bridge, warp, kernels) -> None:
+    """On the one stream that Warp has for the device, with arrays that other threads free."""
+    count = 6
+    warp.launch(kernels.add_one, 1, inputs=[warp.zeros(1, dtype=warp.float32, device=DEVICE)], device=DEVICE)
+    gc.collect()
+    live, frees = bridge.stats().current_count, bridge.stats().foreign_frees
+    barrier = threading.Barrier(count, timeout=60)
+    handed: list[tuple[Any, float]] = []
+    failures: list[object] = []
+
+    def check(array, value: float, where: str) -> None:
+        if not (bridge.as_numpy(array) == np.float32(value)).all():
+            failures.append(where)
+
+    def work(seed: int) -> None:
+        try:
+            random = np.random.default_rng(seed)
+            kept: list[tuple[Any, float]] = []
+            barrier.wait()
+            for step in range(150):
+                value = float(seed * 1000 + step)
+                array = warp.full(int(2 ** random.uniform(0, 16)), value, dtype=warp.float32, device=DEVICE)
+                if step % 3 == 0:
+                    warp.launch(kernels.add_one, array.shape, inputs=[array], device=DEVICE)
+                    value += 1
+                kept.append((array, value))
+                del array
+                if len(kept) > 4:
+                    check(*kept.pop(int(random.integers(len(kept)))), f"thread {seed}, step {step}")
+                if step % 10 == 0:
+                    handed.append(kept.pop())
+                    if len(handed) > 2 * count:
+                        check(*handed.pop(0), f"thread {seed}, step {step}: of another thread")
+            for array, value in kept:
+                check(array, value, f"thread {seed}, at its end")
+        except BaseException as error:  # reported by the main thread
+            failures.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for array, value in handed:
+        check(array, value, "handed over and left")
+    del array
+    handed.clear()
+    gc.collect()
+    assert failures == []
+    assert (bridge.stats().current_count, bridge.stats().foreign_frees) == (live, frees)
 
 
 def test_arrays_on_two_streams_of_warp_are_recorded_and_ordered(bridge, warp, zeros, slow, cupy) -> None:

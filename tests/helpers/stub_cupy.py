@@ -52,7 +52,7 @@ class UnownedMemory:
     """Memory of somebody else's, whose owner it keeps."""
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
-        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+        self.ptr, self.size, self._owner, self.device_id = ptr, size, owner, device_id
 
 
 class OffsetPointer:
@@ -67,6 +67,8 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: OffsetPointer, strides: Any = None) -> None:
         self.shape, self.dtype, self.data = shape, dtype, memptr
+        self._strides = strides
+        self.base: Any = None
         self.__cuda_array_interface__ = {
             "version": 3,
             "shape": shape,
@@ -75,6 +77,17 @@ class ndarray:  # noqa: N801 - CuPy's name
             "data": (memptr.ptr, False),
             "strides": strides,
         }
+
+    @property
+    def flags(self) -> Any:
+        """CuPy counts an array without a base as the owner of its data."""
+        return types.SimpleNamespace(owndata=self.base is None)
+
+    def view(self) -> "ndarray":
+        """Return another array over the same memory, based on this one or on what this one is based on."""
+        other = ndarray(self.shape, self.dtype, self.data, self._strides)
+        other.base = self if self.base is None else self.base
+        return other
 
 
 class Stream:

@@ -11,6 +11,16 @@ def add_one(a: wp.array(dtype=wp.float32)):  # type: ignore[valid-type]
 
 
 @wp.kernel
+def spin_then_fill(rounds: int, a: wp.array(dtype=wp.float32), value: float):  # type: ignore[valid-type]
+    """Take a while (each round has a sine, on the one before it), then write."""
+    i = wp.tid()
+    x = float(i)
+    for _ in range(rounds):
+        x = wp.sin(x)
+    a[i] = value + 0.0 * x
+
+
+@wp.kernel
 def count_near(
     grid: wp.uint64,
     points: wp.array(dtype=wp.vec3),  # type: ignore[valid-type]

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import rmm
-from helpers.fake_cuda import FakeCuda
+from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda
+from helpers.noting import Call, noting
 from helpers.programs import HostMemory
+from helpers.waiting import eventually
 
 from rmm_managed_bridge._native import framework_entry
 
@@ -197,3 +199,26 @@ def make_guest(bridge: Any) -> Callable[[], Any]:
         return guest
 
     return make
+
+
+def test_upstream_sees_one_stream_which_is_the_bridges_own(fake: FakeCuda, upstreams: Upstreams) -> None:
+    """Whatever streams the program works on, none of them reaches upstream."""
+    import rmm_managed_bridge as bridge
+
+    calls: list[Call] = []
+    top = noting(upstreams.make(), "upstream", calls)
+    resource = bridge.ManagedBridgeResource(top, device=0)
+    streams = [fake.stream(blocking=bool(number % 2)) for number in range(4)]
+    streams += [fake.ambient(handle) for handle in (LEGACY, PER_THREAD)]
+    heap = resource.heap
+    blocks = [heap.allocate((20 + number) * MIB, stream=stream.handle) for number, stream in enumerate(streams)]
+    host = heap.allocate(50 * MIB, cpu=True)
+    for block, stream in zip(blocks, streams, strict=True):
+        heap.deallocate(block, stream=stream.handle)
+    heap.deallocate(host)
+    heap.trim()
+    assert {call for _, call, _ in calls} == {"allocate", "deallocate"}
+    (handle,) = {handle for _, _, handle in calls}
+    assert handle not in {stream.handle for stream in streams}
+    del resource
+    assert eventually(lambda: heap.closed or heap.retire())
