@@ -133,14 +133,20 @@ class Worker:
         self.check(self.bridge.as_numpy(y), value, "a stolen block was written by its last owner")
 
 
-def test_every_pattern_survives(bridge, cupy, warp, slow) -> None:
+@pytest.fixture(scope="session")
+def spin(warp):
+    """The kernel. Warp keeps what it makes of its source, small NumPy arrays among it: before the bridge is installed."""
     from helpers import warp_kernels
 
+    return warp_kernels.spin_then_fill
+
+
+def test_every_pattern_survives(spin, bridge, cupy, warp, slow) -> None:
     problems: list[str] = []
     # Warp sets a device up, compiles and loads at the first use, which is not for several threads at once.
     first = warp.zeros(1, dtype=warp.float32, device="cuda:0")
-    warp.launch(warp_kernels.spin_then_fill, 1, inputs=[1, first, 1.0], device="cuda:0")
-    workers = [Worker(bridge, cupy, warp, slow, warp_kernels.spin_then_fill, seed, problems) for seed in range(4)]
+    warp.launch(spin, 1, inputs=[1, first, 1.0], device="cuda:0")
+    workers = [Worker(bridge, cupy, warp, slow, spin, seed, problems) for seed in range(4)]
     until = time.monotonic() + SECONDS
     threads = [threading.Thread(target=worker.run, args=(until,)) for worker in workers]
     for thread in threads:
