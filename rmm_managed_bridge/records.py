@@ -69,7 +69,9 @@ class Usage(NamedTuple):
     current_bytes: int
     current_count: int
     peak_bytes: int
-    """Highest `current_bytes` of this holder alone; for a sum over holders, an upper bound of the true peak."""
+    """Highest `current_bytes` of this holder over all threads; for a sum of holders, an upper bound of the true peak.
+
+    Exact for one thread, and for blocks of 1 MiB and more; with several threads off by up to 256 KiB."""
     total_bytes: int
     total_count: int
 

@@ -1,5 +1,5 @@
 // A SpinLock that costs the thread which nearly always takes it no locked instruction: 1 ns a pair instead of 5. A pair of
-// allocate and free takes a front's lock twice; it is 10 of 43 ns faster for it (docs/performance.md).
+// allocate and free takes a front's lock twice, and one of the ledger's.
 //
 // The first thread that enters is the lock's owner for ever. Once nobody else has come for a while, the owner enters
 // without the inner lock: it only says that it is inside, and looks whether it still may. Whoever else comes takes that
@@ -91,10 +91,9 @@ class BiasedLock {
 
   // Under the inner lock: from here on the owner comes by it too, if it is another thread.
   void keep_out(std::uintptr_t self) noexcept {
-    const std::uintptr_t entitled = entitled_.load(std::memory_order_relaxed);
-    if (entitled == self) return;  // it is not inside now, and nobody else gets past the inner lock
+    if (owner_.load(std::memory_order_relaxed) == self) return;  // it is not inside now, and nobody else gets past the inner lock
     turns_ = 0;
-    if (entitled == 0) return;
+    if (entitled_.load(std::memory_order_relaxed) == 0) return;
     entitled_.store(0, std::memory_order_relaxed);
     Fence::everywhere();
     while (inside_.load(std::memory_order_acquire)) std::this_thread::yield();

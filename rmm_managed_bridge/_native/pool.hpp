@@ -317,10 +317,11 @@ class Pool : public ForkLocks {
   EventRef oldest_event();
   bool wait_a_while(const Want& want, Grant& out);
   bool after_others(const Want& want, Grant& out);
+  template <typename Look>
+  bool look_until_trimmed(Look look);
 
   // Takes the lock itself. In pool_release.hpp:
   std::size_t release_chunks(std::size_t keep_bytes);
-  bool others_have_trimmed();
   std::size_t cached_bytes() noexcept;
 
   Process& process_;

@@ -129,21 +129,13 @@ inline bool Pool::close(bool wait) {
       return reserved_bytes_ == 0;
     });
     if (empty) break;
-    if (!others_trim || !others_have_trimmed()) return false;
+    if (!others_trim) return false;
+    look_until_trimmed([] { return false; });
+    if (trimming_.load() != 0) return false;
   }
   WithoutGil without(process_);
   ended.reset();
   return true;
-}
-
-// Waits for what another thread, usually the keeper, is just giving back, which is in no list meanwhile. But not for ever: an
-// upstream in Python that closes the pool in its own free would wait for itself. False if it still goes on.
-inline bool Pool::others_have_trimmed() {
-  WithoutGil without(process_);
-  for (int turn = 0; turn < 20'000 && trimming_.load() != 0; ++turn) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return trimming_.load() == 0;
 }
 
 inline Kept::Delay Pool::tend() noexcept {

@@ -70,9 +70,18 @@ inline bool Pool::wait_a_while(const Want& want, Grant& out) {
 // the device does. And another one may have taken what this one made room for, or have added more than it took. So memory has
 // only run out if there is none once nobody has any in hand; a second is enough to wait for that. True if `want` could be served.
 inline bool Pool::after_others(const Want& want, Grant& out) {
+  return look_until_trimmed([&] {
+    return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out);
+  });
+}
+
+// Until `look` is true, or has looked once after the last thread that was giving something back. But not for ever: an upstream in
+// Python that allocates or closes the pool in its own free would wait for itself.
+template <typename Look>
+bool Pool::look_until_trimmed(Look look) {
   for (int turn = 0; turn < 20'000; ++turn) {
     const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
-    if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out)) return true;
+    if (look()) return true;
     if (!others_trim) return false;
     WithoutGil without(process_);
     std::this_thread::sleep_for(std::chrono::microseconds(50));

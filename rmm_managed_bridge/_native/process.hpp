@@ -81,7 +81,7 @@ struct Process {
 
   // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that
   // it does not have. Otherwise a thread holds one at most, or a pool's and then one of its lanes' or events', or one of a
-  // ledger's shards' and then the peak scopes'.
+  // ledger's shards' and then the peak scopes' or the levels'.
   void lock_for_fork() noexcept {
     locks_lock_.lock();
     for (ForkLocks* pool : locks_) pool->lock_for_fork();

@@ -135,7 +135,7 @@ class Worker:
 
 @pytest.fixture(scope="session")
 def spin(warp):
-    """The kernel. Warp keeps what it makes of its source, small NumPy arrays among it: before the bridge is installed."""
+    """The kernel, from before the bridge is installed: Warp keeps small NumPy arrays of what it makes of its source."""
     from helpers import warp_kernels
 
     return warp_kernels.spin_then_fill

@@ -187,6 +187,34 @@ def test_peaks_are_right_to_256_kib_with_several_threads_and_exact_with_one(host
         assert bridge.stats().peak_bytes == size_bytes
 
 
+def test_the_peak_of_a_holder_is_its_own_whatever_threads_it_has(host_heap: Any) -> None:
+    """Threads count apart, but of those that hold 16 MiB one after another none adds to the peak."""
+
+    def hold(together: threading.Barrier | None = None) -> None:
+        ptr = host_heap.allocate(16 * MIB)
+        if together is not None:
+            together.wait()
+        host_heap.deallocate(ptr, 16 * MIB)
+
+    def peak_of(threads: list[threading.Thread], *, at_once: bool) -> int:
+        bridge.reset_peak()
+        for thread in threads:
+            thread.start()
+            if not at_once:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        return max(usage.peak_bytes for _, usage in bridge.stats().holders)
+
+    assert peak_of([threading.Thread(target=hold) for _ in range(20)], at_once=False) == 16 * MIB
+    together = threading.Barrier(4)
+    assert peak_of([threading.Thread(target=hold, args=[together]) for _ in range(4)], at_once=True) == 64 * MIB
+    bridge.reset_peak()
+    for size_bytes in (100, 3_000, 500, 2 * MIB + 1, 700):
+        host_heap.deallocate(host_heap.allocate(size_bytes), size_bytes)
+    assert max(usage.peak_bytes for _, usage in bridge.stats().holders) == 2 * MIB + 1
+
+
 def test_more_peak_scopes_than_there_are_is_an_error_that_changes_nothing() -> None:
     scopes = [bridge.peak_scope().__enter__() for _ in range(64)]
     with pytest.raises(bridge.BridgeError, match="leave one"), bridge.peak_scope():
