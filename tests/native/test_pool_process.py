@@ -94,39 +94,53 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.behaviour("L1")
 def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
-    """L1, the fake's part: live blocks, quarantined ones, held streams and a finaliser that frees late."""
+    """L1, the fake's part: live blocks, quarantined ones, held streams, and finalisers that run after every handler."""
     del fake
     ended = run(f"""
-        import atexit, sys
+        import atexit, os, sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from helpers import fake_cuda
+        fake_cuda.FakeCuda(fake_cuda.build()).tell_at_exit()  # before the core is loaded, and so after its end
 
-        def check():  # registered first, so it runs last
+        def use_once_more():  # registered before the core's own handler, so it runs after that
             assert core.phase() == "exiting"
             bench.heap.deallocate(keep[1], stream=stream.handle)
             bench.heap.trim()
             bench.heap.drop_unused_streams()
-            assert fake.calls() == 0, fake.trace()
+            os.write(1, b"handler\\n")
 
-        atexit.register(check)
+        atexit.register(use_once_more)
         from rmm_managed_bridge._native import core
         fake = fake_cuda.load()
         from helpers.fake_cuda_pool import Bench, MIB
         fake.set_current(0)
         bench = Bench(fake)
         stream = bench.owned()
-        keep = [bench.allocate(MIB, stream) for _ in range(3)]
+        keep = [bench.allocate(MIB, stream) for _ in range(4)]
         from rmm_managed_bridge._native import hint_table
         hint_table.note(keep[1], keep[1], keep[1] + 4096, hint_table.READ_MOSTLY)
         bench.order(keep[0], bench.owned())
         fake.enqueue(stream)
         bench.free(keep[0])
+
         class Late:
+            def __init__(self, name, ptr):
+                # Module globals are gone by then.
+                self.name, self.ptr, self.heap, self.handle, self.write = name, ptr, bench.heap, stream.handle, os.write
+
             def __del__(self):
-                bench.heap.deallocate(keep[2])
-        late = Late()
-        cycle = [late]
+                self.heap.deallocate(self.ptr, stream=self.handle)
+                self.heap.trim()
+                self.heap.retire()
+                self.write(1, self.name)
+
+        late = Late(b"global\\n", keep[2])
+        cycle = [Late(b"cycle\\n", keep[3])]
         cycle.append(cycle)
+        sys.modules["kept to the end"] = cycle
         atexit.register(fake.clear)  # runs before the interpreter marks the process
     """)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, *finalisers, last = ended.stdout.splitlines()
+    assert (first, sorted(finalisers)) == ("handler", ["cycle", "global"]), "all of them ran, and after every handler"
+    assert last == "0 driver calls since the last clear: "
