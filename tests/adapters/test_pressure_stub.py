@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import c_caller, stub_cupy, stub_pools, stub_warp
+from helpers import c_caller, stub_cupy, stub_pools, stub_torch, stub_warp
 from helpers.programs import recorded_events
 
 import rmm_managed_bridge as bridge
@@ -159,6 +159,30 @@ def test_an_exception_that_is_on_its_way_outlives_the_callback_in_numpys_functio
         assert (ptr, asked) == (0, [128 * MIB])
         assert (type(pending), str(pending)) == (KeyError, "'on its way'")
         numpy_handler.take_refusal()
+
+
+@pytest.mark.behaviour("M3")
+def test_no_python_runs_in_pytorchs_malloc(monkeypatch: pytest.MonkeyPatch, collections: list[str]) -> None:
+    """PyTorch calls it without the GIL: docs/guide/limits.md says why it is not taken."""
+    stub_pools.put_in_place(monkeypatch)
+    torch = stub_torch.put_in_place(monkeypatch)
+    asked: list[int] = []
+
+    def make_room(size_bytes: int, attempt: int) -> bool:
+        asked.append(size_bytes)
+        return True
+
+    bridge.install(frameworks=["numpy", "torch"], maximum_pool_size="64MiB", on_oom=make_room)
+    try:
+        Cycle(torch.empty(40 * MIB))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            torch.empty(40 * MIB)
+        assert (collections, asked) == ([], [])
+        gc.collect()
+        assert bridge.owns(torch.empty(40 * MIB)), "what was advised: collect, and try again"
+    finally:
+        with pytest.warns(bridge.BridgeWarning, match="cannot be changed back"):
+            bridge.uninstall()
 
 
 class _OopsError(Exception):

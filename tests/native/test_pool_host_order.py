@@ -278,17 +278,22 @@ def test_a_resize_that_cannot_wait_leaves_the_block_whole(bench: Bench, handler:
     handler.free(moved)
 
 
-def test_what_a_resize_left_is_quarantined_like_any_freed_block(bench: Bench, handler: Any) -> None:
+@pytest.mark.parametrize("ordering", ["cautious", "recorded"])
+def test_what_a_resize_left_is_quarantined_like_any_freed_block(fake: FakeCuda, ordering: str) -> None:
     """Work that was enqueued after the wait may still touch the old memory."""
+    bench, handler = Bench(fake, ordering=ordering), numpy_handler.NumpyHandler()
+    handler.use(bench.heap)
     stream = bench.owned()
     ptr = handler.malloc(MIB)
     bench.order(ptr, stream)
     late: list[int] = []
-    bench.fake.enqueue(stream)
-    bench.fake.on_call("cuEventSynchronize", lambda: late.append(bench.fake.enqueue(stream)))
+    fake.enqueue(stream)
+    fake.on_call("cuEventSynchronize", lambda: late.append(fake.enqueue(stream)))
     moved = handler.realloc(ptr, 4 * MIB)
-    assert late and not bench.fake.done(late[0])
+    assert late and not fake.done(late[0])
     assert ptr not in [bench.allocate(MIB, cpu=True) for _ in range(8)]
-    bench.fake.finish(late[0])
+    fake.finish(late[0])
     assert ptr in [bench.allocate(MIB, cpu=True) for _ in range(32)]
     handler.free(moved)
+    handler.use(None)
+    assert bench.close()
