@@ -1,4 +1,4 @@
-"""Every allocation that is seen to come is seen to go, by whatever route: P5. Frameworks' routes are in tests/adapters."""
+"""Every allocation that is seen to come is seen to go, by whatever route: P5. tests/adapters has the frameworks."""
 
 import gc
 from collections.abc import Callable, Iterator
