@@ -233,9 +233,9 @@ def test_a_resize_waits_with_the_gil_released(bench: Bench, handler: Any) -> Non
     stream = bench.owned()
     ptr = handler.malloc(KIB)
     bench.order(ptr, stream)
-    bench.fake.enqueue(stream, host=True)  # a Python function: with the GIL held it would be a violation
+    operation = bench.fake.enqueue(stream, host=True)  # a Python function: with the GIL held it would be a violation
     moved = handler.realloc(ptr, MIB)
-    assert moved
+    assert bench.fake.done(operation)
     handler.free(moved)
 
 
