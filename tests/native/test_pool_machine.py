@@ -154,7 +154,9 @@ class PoolMachine(StreamMachine):
     @rule(which=PICK, pick=PICK, order=st.booleans())
     def show(self, which: int, pick: int, order: bool) -> None:
         """A view (`order`), or `record_stream`."""
-        block = self.block(which)
+        self.show_to(self.block(which), pick, order=order)
+
+    def show_to(self, block: Block, pick: int, *, order: bool) -> None:
         line = self.line(pick, lambda x: x.held and x.stream.device == block.bench.device)
         if line is None:
             return
@@ -214,12 +216,16 @@ class PoolMachine(StreamMachine):
             assert ctypes.string_at(block.ptr, EDGE) == expected
             assert not end or ctypes.string_at(block.ptr + block.size - EDGE, EDGE) == expected
 
-    @precondition(lambda self: any(block.cpu for block in self.live))
-    @rule(which=PICK, size=SIZES, off=st.sampled_from([0, 0, -64, 64]))
-    def resize(self, which: int, size: int, off: int) -> None:
+    @rule(which=PICK, size=SIZES, off=st.sampled_from([0, 0, -64, 64]), pick=PICK, use=st.booleans())
+    def resize(self, which: int, size: int, off: int, pick: int, use: bool) -> None:
         """As NumPy does, which copies on the CPU: work on the block must have ended, and what is left is freed."""
         blocks = [block for block in self.live if block.cpu]
-        old = blocks[which % len(blocks)]
+        old = blocks[which % len(blocks)] if blocks else self.allocate(size, None, pick, cpu=True)
+        if old is None:
+            return
+        if use:
+            self.show_to(old, pick, order=bool(pick % 2))
+            self.use_on(old, pick)
         new = Block(old.ptr, size + off, old.bench, True, None, shown=old.shown, pattern=old.pattern)
         new.ptr = self.on(0, lambda: self.handler.realloc(old.ptr, new.size))
         if new.ptr == 0:
