@@ -41,7 +41,7 @@ class PoolMachine(StreamMachine):
 
     @initialize(
         limits=st.tuples(*[st.sampled_from([2 * MIB, 4 * MIB, 4 * MIB, 12 * MIB, EVERYTHING])] * 2),
-        quarantine=st.sampled_from([EVERYTHING, EVERYTHING, MIB]),
+        quarantine=st.sampled_from([EVERYTHING, 256 * KIB]),
     )
     def start(self, limits: tuple[int, int], quarantine: int) -> None:
         """Small limits make the pool steal and wait."""
