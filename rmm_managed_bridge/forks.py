@@ -9,6 +9,7 @@ from rmm_managed_bridge.errors import BridgeWarning
 from rmm_managed_bridge.units import format_bytes
 
 _STARTERS = ("asyncio", "concurrent", "multiprocessing", "os", "pty", "subprocess")
+"""Modules of the standard library that fork for their callers."""
 _registered = False
 _warned = False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.programs import must_succeed, run_python
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import core, numpy_handler
@@ -23,8 +24,8 @@ def owned() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Any:
-    """Every test leaves NumPy as it was in its context."""
+def as_before(host_heap: Any) -> Any:
+    """Every test has a host pool, and leaves NumPy as it was in its context."""
     before = numpy_handler.current()
     yield
     assert numpy_handler.current() is before
@@ -105,15 +106,35 @@ def test_the_pool_is_looked_for_at_each_call(make_heap: Any, kind: str) -> None:
             make()
 
 
-def test_what_nobody_installed_does_not_stand_for_the_pool_that_serves(make_heap: Any) -> None:
-    with bridge.numpy_allocator("host"):  # which may make a pool of its own
-        assert owned()
-    with pytest.raises(bridge.InstallError, match="no pool of any memory"), bridge.numpy_allocator():
-        pass
-    heap = make_heap(kind="managed")
-    with bridge.numpy_allocator("host"), bridge.numpy_allocator():
-        array = np.ones(10)
-    assert core.heap_containing(array.ctypes.data) is heap
+def test_what_nobody_installed_does_not_stand_for_the_pool_that_serves() -> None:
+    must_succeed(
+        run_python(
+            """
+            import numpy as np
+            import rmm_managed_bridge as bridge
+            from rmm_managed_bridge._native import core
+
+            for _ in range(2):
+                with bridge.numpy_allocator("host"):  # makes a pool of its own, once
+                    assert bridge.owns(np.ones(10))
+                assert len(core.heaps()) == 1
+            try:
+                bridge.numpy_allocator().__enter__()
+            except bridge.InstallError as error:
+                assert "no pool of any memory serves now" in str(error), error
+            else:
+                raise AssertionError("entered")
+            managed = core.host_heap(kind="managed")
+            with bridge.numpy_allocator("host"), bridge.numpy_allocator():
+                array = np.ones(10)
+            assert core.heap_containing(array.ctypes.data) is managed
+            bridge.install("host", frameworks=["numpy"], numpy_scope="context")
+            with bridge.numpy_allocator("host"):
+                array = np.ones(10)
+            assert core.heap_containing(array.ctypes.data) is core.heaps()[-1]
+            """
+        )
+    )
 
 
 def test_a_generator_is_inside_in_every_step_and_its_caller_is_not() -> None:

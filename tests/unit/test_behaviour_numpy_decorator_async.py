@@ -22,8 +22,8 @@ def owned() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Any:
-    """Every test leaves NumPy as it was in its context."""
+def as_before(host_heap: Any) -> Any:
+    """Every test has a host pool, and leaves NumPy as it was in its context."""
     before = numpy_handler.current()
     yield
     assert numpy_handler.current() is before
