@@ -10,8 +10,8 @@ from helpers import c_caller, stub_cupy, stub_pools, stub_torch, stub_warp
 from helpers.programs import recorded_events
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler, pressure
-from rmm_managed_bridge.adapters import cupy as cupy_adapter
+from rmm_managed_bridge._native import core, framework_entry, numpy_handler, pressure
+from rmm_managed_bridge.config import PoolSettings
 
 MIB = 1 << 20
 no_compiler = pytest.mark.skipif(c_caller.why_not() is not None, reason=c_caller.why_not() or "")
@@ -126,17 +126,27 @@ def test_the_callback_comes_after_the_garbage_and_counts_its_own_attempts(
 
 @no_compiler
 @pytest.mark.behaviour("M3")
-@pytest.mark.parametrize("name", ["cupy"])  # Warp's malloc is a Python method, which none calls so
 def test_an_exception_that_is_on_its_way_outlives_the_collection(
-    framework: Any, small_pool: Any, collections: list[str], tmp_path: Path
+    make_heap: Callable[..., Any], collections: list[str], tmp_path: Path
 ) -> None:
-    guest, _ = cupy_adapter._allocator()
+    """In CuPy's malloc, which is C. Warp's is a Python method, and nobody calls one so."""
+
+    class Block:
+        def __init__(self, heap: Any) -> None:
+            self.heap, self.ptr = heap, heap.allocate(40 * MIB)
+
+        def __del__(self) -> None:
+            self.heap.deallocate(self.ptr)
+
+    heap = make_heap(device=0, settings=PoolSettings(limit_bytes=64 * MIB))
+    guest = framework_entry.CupyGuest(*[lambda *arguments: pytest.fail(f"called with {arguments}")] * 3)
     assert guest.use_stream_function(c_caller.stream_function(tmp_path, b"intptr_t (void)"))
+    guest.use(0, heap)
     context, malloc, _ = guest.addresses
-    Cycle(framework.alloc(40 * MIB))
+    Cycle(Block(heap))
     ptr, pending = c_caller.allocate_with_error_set(tmp_path, malloc, context, 40 * MIB, device=0)
     assert collections == ["collect"]
-    assert bridge.owns(ptr)
+    assert core.heap_containing(ptr) is heap
     assert (type(pending), str(pending)) == (KeyError, "'on its way'")
     guest.free(ptr, 0)
 
