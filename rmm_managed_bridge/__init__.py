@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge.access import can_access, checked_access, memory_kind, ownership, require_access
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
-from rmm_managed_bridge.adapters.numpy import numpy_allocator
+from rmm_managed_bridge.adapters.numpy_allocator import numpy_allocator
 from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
 from rmm_managed_bridge.config import Hints

@@ -1,12 +1,15 @@
 """One warning, in the parent, before a fork that leaves NumPy arrays in managed memory to a child."""
 
 import os
+import sys
 import warnings
 
 from rmm_managed_bridge._native import core, ledger
 from rmm_managed_bridge.errors import BridgeWarning
 from rmm_managed_bridge.units import format_bytes
 
+_STARTERS = ("asyncio", "concurrent", "multiprocessing", "os", "pty", "subprocess")
+"""Modules of the standard library that fork for their callers."""
 _registered = False
 _warned = False
 
@@ -40,5 +43,15 @@ def _before_fork() -> None:
             f"fork with {count} NumPy arrays ({format_bytes(size_bytes)}) in managed memory: a child that reads one of "
             "them dies with SIGSEGV, and nothing can prevent it; start workers with the 'spawn' or 'forkserver' method"
         ),
-        stacklevel=3,
+        stacklevel=_level_of_the_user(),
     )
+
+
+def _level_of_the_user() -> int:
+    """Return the `stacklevel` of the line that forks, or that had the standard library do so."""
+    level = 2  # the caller of the hook: a C function has no frame
+    frame = sys._getframe(1).f_back
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _STARTERS:
+        frame = frame.f_back
+        level += 1
+    return level

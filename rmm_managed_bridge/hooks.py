@@ -9,6 +9,7 @@ from rmm_managed_bridge.adapters.torch import TorchAdapter, serve
 from rmm_managed_bridge.adapters.warp import WarpAdapter
 from rmm_managed_bridge.config import FRAMEWORKS, BridgeConfig
 from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.ipc import guard_torch
 from rmm_managed_bridge.pools import Pools
 
 Adapter = NumpyAdapter | CupyAdapter | WarpAdapter | TorchAdapter
@@ -65,8 +66,10 @@ class Hooks:
 
     def hook_imported(self) -> None:
         """Hook NumPy and what the program has imported, as far as that can be undone."""
-        if "torch" in sys.modules:
+        if (torch := sys.modules.get("torch")) is not None:
             self.states["torch"] = "its allocator cannot be changed back, so it is hooked only if it is named"
+            if hasattr(torch, "UntypedStorage"):  # not where its import goes on
+                guard_torch(torch)  # tensors over pool memory come from views, and from other libraries
         names = [name for name in FRAMEWORKS if name == "numpy" or (name in sys.modules and name != "torch")]
         self.hook(names, required=False)
 

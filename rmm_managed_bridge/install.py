@@ -197,7 +197,7 @@ def install(
         ``on_oom(size_bytes, attempt)``, called with the GIL held when a request cannot be served; if it returns true,
         having made room, the request is tried once more, and so on. `attempt` counts from 1. It may allocate, and what
         it then cannot get is an ordinary error. An exception from it becomes a note on the `MemoryError`. It is not
-        called for allocations of native code without the GIL. Belongs to the process, not to one pool.
+        called for allocations of native code without the GIL, such as PyTorch's. Belongs to the process.
     numpy_scope : {"process", "context"}
         ``"process"``: NumPy arrays of every thread, executor, asyncio task and `contextvars` context, but for contexts
         in which somebody set a handler of their own. ``"context"``: those of this context, as NumPy's own rule has

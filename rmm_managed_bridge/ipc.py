@@ -48,6 +48,7 @@ class ExportGuard:
         self._owner, self._name = owner, name
         self._theirs: Any = None
         self._mine: Any = None
+        self._inherited = False
 
     def put(self) -> None:
         """Take the function's place."""
@@ -61,10 +62,29 @@ class ExportGuard:
 
         ask.__name__, ask.__doc__ = self._name, getattr(theirs, "__doc__", None)
         self._theirs, self._mine = theirs, ask
+        self._inherited = self._name not in vars(self._owner)
         setattr(self._owner, self._name, ask)
 
     def take_away(self) -> None:
         """Put the function back, unless somebody else took the place since."""
         if self._mine is not None and getattr(self._owner, self._name) is self._mine:
-            setattr(self._owner, self._name, self._theirs)
+            if self._inherited:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._theirs)
         self._mine = None
+
+
+def guard_torch(torch: Any) -> None:
+    """Refuse IPC handles of pool memory in PyTorch from now on, and so in what `torch.multiprocessing` sends.
+
+    For good: its allocator and memory pools stay, too, and tensors over pool memory may come from anywhere.
+    """
+    storage = torch.UntypedStorage
+    if storage not in _guarded:
+        _guarded.add(storage)
+        ExportGuard(storage, "_share_cuda_").put()
+
+
+_guarded: set[Any] = set()
+"""PyTorch's class of storages, once it is guarded."""

@@ -16,6 +16,7 @@ from rmm_managed_bridge.access import check_hand_over
 from rmm_managed_bridge.address import Address, address_of, extent_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.hints import handovers
+from rmm_managed_bridge.ipc import guard_torch
 from rmm_managed_bridge.layout import dtype_of, not_ours, require_device, require_host, require_ours, require_plain
 from rmm_managed_bridge.loans import Loan, hold, lend, note_use
 
@@ -253,6 +254,7 @@ def as_torch(x: Any) -> "torch.Tensor":
     if blocks.kind_of(address.ptr) == "host":
         return torch.from_numpy(np.asarray(_ArrayInterface(x, address, dtype)))
     device = require_device(x, address)
+    guard_torch(torch)
     loan = _lend(x, address, dtype, device, streams.current_torch_stream)
     try:
         tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")

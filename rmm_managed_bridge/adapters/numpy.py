@@ -2,17 +2,16 @@
 
 import contextvars
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from rmm_managed_bridge._native import blocks, core, numpy_handler
-from rmm_managed_bridge.errors import ConfigError, FrameworkError, InstallError
+from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.layout import HOST_ACCESSIBLE
 from rmm_managed_bridge.memory_notes import MemoryNotes
 
 OLDEST = (2, 1)
-_HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 
 
 class NumpyAdapter:
@@ -29,7 +28,7 @@ class NumpyAdapter:
         version = tuple(int(part) for part in np.__version__.split(".")[:2])
         if version < OLDEST:
             raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
-        if heap.kind not in _HOST_ACCESSIBLE:
+        if heap.kind not in HOST_ACCESSIBLE:
             raise FrameworkError(
                 f"NumPy cannot work in {heap.kind} memory, which the CPU does not reach; use managed memory"
             )
@@ -113,63 +112,3 @@ class NumpyAdapter:
         """From now on allocate from another heap."""
         self._heap = heap
         self._handler.use(heap, self._least_bytes)
-
-
-class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_allocator():`
-    """Let NumPy allocate from the bridge inside the block, in this context only.
-
-    Parameters
-    ----------
-    kind : {"managed", "system", "host"}, optional
-        Which memory: that of the pool that serves now by default; ``"host"`` always works and needs no GPU.
-
-    Raises
-    ------
-    InstallError
-        On entry, if no pool of that kind serves.
-    """
-
-    def __init__(self, kind: str | None = None) -> None:
-        if kind not in (None, *_HOST_ACCESSIBLE):
-            raise ConfigError(f"kind={kind!r} is not one of {', '.join(map(repr, _HOST_ACCESSIBLE))}")
-        self._kind = kind
-
-    # What to go back to is kept with the context, not here: tasks and threads may share one object.
-    def __enter__(self) -> Self:
-        handler = _handler_for(_heap_for(self._kind))
-        before = numpy_handler.set_current(handler.capsule)
-        _outer_handlers.set((before, *_outer_handlers.get()))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        before, *outer = _outer_handlers.get()
-        _outer_handlers.set(tuple(outer))
-        numpy_handler.set_current(before)
-
-
-_outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
-    "rmm_managed_bridge.outer_numpy_handlers", default=()
-)
-_handlers: dict[int, numpy_handler.NumpyHandler] = {}
-"""By generation of the heap. A handler lives as long as the process: there is one for each heap, not for each use."""
-
-
-def _handler_for(heap: core.Heap) -> numpy_handler.NumpyHandler:
-    handler = _handlers.get(heap.generation)
-    if handler is None:
-        handler = _handlers[heap.generation] = numpy_handler.NumpyHandler()
-        handler.use(heap)
-    return handler
-
-
-def _heap_for(kind: str | None) -> core.Heap:
-    for heap in reversed(core.heaps()):
-        if not heap.retired and heap.kind in _HOST_ACCESSIBLE and kind in (None, heap.kind):
-            return heap
-    if kind == "host":
-        return core.host_heap()
-    raise InstallError(
-        f"no pool of {kind or 'any'} memory serves now; call install() first, or make a ManagedBridgeResource"
-    )

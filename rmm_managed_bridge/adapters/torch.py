@@ -10,6 +10,7 @@ from typing import Any
 from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import core, framework_entry
 from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.ipc import guard_torch
 
 
 class TorchAdapter:
@@ -51,6 +52,7 @@ class TorchAdapter:
             _is_current = True
         serve(self._heaps)
         _kept = dict(self._resources)
+        guard_torch(self._torch)
 
     def unhook(self) -> str | None:
         """Leave all as it is, and say so."""
@@ -108,6 +110,7 @@ def torch_mempool() -> Any:
     if device not in _pools:
         # Kept for ever: PyTorch frees a pool's memory with the pool, whatever tensors are left in it.
         _pools[device] = torch.cuda.MemPool(_allocator("bridge_torch_pool_malloc").allocator())
+        guard_torch(torch)
     return _pools[device]
 
 

@@ -1,4 +1,6 @@
-"""What the bridge costs on the CPU: against NumPy's own memory, and with the ledger on against off.
+"""What the bridge costs on the CPU: against RMM's pool, against NumPy's own memory, and with the ledger on against off.
+
+The rows of docs/performance.md that need no driver; native pairs are in bench_native.py.
 
 python tests/bench/bench_host.py
 """
@@ -7,16 +9,91 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import rmm
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+from helpers.programs import HostMemory
 from measure import Row, best_ns, print_rows
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import blocks, core, ledger, numpy_handler
 
 ROUNDS = 4
+LIVE, FREE = 100_000, 50_000
+
+
+def resource_rows() -> list[Row]:
+    """Pairs of 1 KiB from Python through RMM's interface, over memory of the C library."""
+    times: dict[str, float] = {}
+
+    def take(name: str, pair: Callable[[], object], count: int = 2000) -> None:
+        time_ns = best_ns(pair, count, 5)
+        times[name] = min(time_ns, times.get(name, time_ns))
+
+    for _ in range(ROUNDS):
+        theirs = rmm.mr.PoolMemoryResource(HostMemory().resource, initial_pool_size=1 << 28)
+        take("theirs", _pair(theirs))
+        kept = _fragment(theirs, 5_000, 5_000)
+        take("theirs, fragmented", _pair(theirs), 200)
+        _free(theirs, kept)
+        tracked = rmm.mr.TrackingResourceAdaptor(theirs)
+        take("theirs, tracked", _pair(tracked))
+        ours = bridge.ManagedBridgeResource(HostMemory().resource)
+        take("ours", _pair(ours))
+        kept = _fragment(ours, LIVE, FREE)
+        take("ours, fragmented", _pair(ours))
+        _free(ours, kept)
+    what = f"the same, {LIVE:,} live, {FREE:,} free between"
+    return [
+        Row("allocate + free 1 KiB from Python", times["ours"], "RMM's pool", times["theirs"], 0.10),
+        Row("the same", times["ours"], "RMM's pool, tracked", times["theirs, tracked"], None),
+        Row(what, times["ours, fragmented"], "our empty pool", times["ours"], 1.5),
+        Row(what, times["ours, fragmented"], "RMM's pool, 5,000 and 5,000", times["theirs, fragmented"], None),
+    ]
+
+
+def _pair(resource: Any) -> Callable[[], object]:
+    allocate, deallocate = resource.allocate, resource.deallocate
+
+    def pair() -> None:
+        deallocate(allocate(1024), 1024)
+
+    return pair
+
+
+def _fragment(resource: Any, live: int, free: int) -> list[int]:
+    """Return live blocks, with free ones between."""
+    blocks = [resource.allocate(1024) for _ in range(live + free)]
+    step = (live + free) // free
+    for ptr in blocks[::step]:
+        resource.deallocate(ptr, 1024)
+    return [ptr for number, ptr in enumerate(blocks) if number % step]
+
+
+def _free(resource: Any, blocks: list[int]) -> None:
+    for ptr in blocks:
+        resource.deallocate(ptr, 1024)
+
+
+def small_rows() -> list[Row]:
+    """Scalars and small arrays with a cut-off, and nothing recorded."""
+    x, two = np.ones(10), np.float64(2)
+    works: list[tuple[str, Callable[[], object]]] = [
+        ("np.sqrt(np.float64(2))", lambda: np.sqrt(two)),
+        ("x * 2 + 1, 10 elements", lambda: x * 2 + 1),
+        ("np.empty(1)", lambda: np.empty(1)),
+    ]
+    theirs, ours = [], []
+    for _ in range(ROUNDS):
+        theirs.append([best_ns(work, 20_000, 5) for _, work in works])
+        with bridge.installed("host", frameworks=["numpy"], numpy_min_bytes="1KiB", track="off"):
+            ours.append([best_ns(work, 20_000, 5) for _, work in works])
+    best = zip(works, map(min, zip(*ours, strict=True)), map(min, zip(*theirs, strict=True)), strict=True)
+    return [Row(name, mine, "NumPy's own", plain, 1.5) for (name, _), mine, plain in best]
 
 
 def numpy_rows() -> list[Row]:
@@ -81,16 +158,14 @@ def ledger_rows() -> list[Row]:
 
 def lookup_rows() -> list[Row]:
     heap = core.host_heap()
-    live = [heap.allocate(256, cpu=True) for _ in range(100_000)]
+    live = [heap.allocate(256, cpu=True) for _ in range(LIVE)]
     found = best_ns(lambda: bridge.allocation_of(live[50_000] + 100), 5000)
     native = best_ns(lambda: blocks.block_of(live[50_000] + 100), 5000)
-    ledger_bytes = ledger.counters()[5]
+    each = ledger.counters()[5] / LIVE  # its tables never shrink: right while there were no more before
     for ptr in live:
         heap.deallocate(ptr)
     heap.retire()
-    print(
-        f"ledger: {ledger_bytes / 100_000:.0f} bytes a live allocation with 100,000 live, and 16 in the pool's tables"
-    )
+    print(f"ledger: {each:.0f} bytes a live allocation of {LIVE:,}, and 16 in the pool's tables; at most 128 wanted")
     return [
         Row("allocation_of(interior pointer), 100,000 live", found, "the limit", 2000, 1.0),
         Row("block_of, likewise", native, "allocation_of", found, None),
@@ -99,7 +174,9 @@ def lookup_rows() -> list[Row]:
 
 if __name__ == "__main__":
     core.set_internal_files([str(Path(np.__file__).parent)])
+    print_rows("Looking up", lookup_rows())
+    print_rows("Through RMM's interface, no driver, call sites on", resource_rows())
     print_rows("NumPy on the host backend, call sites on", numpy_rows())
+    print_rows("NumPy on the host backend, numpy_min_bytes='1KiB', track='off'", small_rows())
     print_rows("First touch", first_touch_rows())
     print_rows("What tracking costs", ledger_rows())
-    print_rows("Looking up", lookup_rows())

@@ -1,4 +1,4 @@
-"""A compiled caller of NumPy's handler with no Python frame: a thread that C made."""
+"""A compiled caller of entry points: from a thread that C made, with no Python frame, or with an exception pending."""
 
 import ctypes
 import shutil
@@ -9,6 +9,7 @@ from typing import Any
 _SOURCE = r"""
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -31,6 +32,23 @@ int allocate_in_thread(struct call* call) {
   pthread_t thread;
   if (pthread_create(&thread, NULL, body, call) != 0) return -1;
   return pthread_join(thread, NULL);
+}
+
+// Of the interpreter that loads this; its headers may not be there.
+extern void* PyExc_KeyError;
+extern void PyErr_SetString(void*, const char*);
+
+// What CuPy's native "current stream" gives: a Python function would lose the exception.
+intptr_t some_stream(void) { return 0x5000; }
+
+// As a destructor may while an exception is on its way. `device`: of CuPy's function, which takes one; -1 for NumPy's.
+void allocate_with_error_set(struct call* call, int device) {
+  PyErr_SetString(PyExc_KeyError, "on its way");
+  if (device < 0) {
+    call->result = call->allocate(call->context, call->bytes);
+  } else {
+    call->result = ((void* (*)(void*, size_t, int))call->allocate)(call->context, call->bytes, device);
+  }
 }
 """
 
@@ -64,21 +82,57 @@ def why_not() -> str | None:
     return None if shutil.which("gcc") or shutil.which("g++") else "no C compiler"
 
 
+def _build(folder: Path) -> str:
+    library = folder / "c_thread.so"
+    if library.exists():  # and may be loaded
+        return str(library)
+    source = folder / "c_thread.c"
+    source.write_text(_SOURCE)
+    compiler = shutil.which("gcc") or shutil.which("g++")
+    command = [compiler, "-x", "c", "-shared", "-fPIC", "-pthread", "-o", library, source]
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)
+    return str(library)
+
+
+def functions_of(capsule: Any) -> _Handler:
+    """Return what a capsule of the bridge's handler holds."""
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    handler = _Handler.from_address(get_pointer(capsule, b"mem_handler"))
+    assert handler.name == b"rmm_managed_bridge"
+    return handler
+
+
+def allocate_with_error_set(
+    folder: Path, malloc: int, context: int, size_bytes: int, device: int = -1
+) -> tuple[int, Exception | None]:
+    """Call a malloc with the GIL held and a KeyError pending. Return its result, and what is pending after."""
+    call = _Call(malloc, context, size_bytes)
+    try:
+        ctypes.PyDLL(_build(folder)).allocate_with_error_set(ctypes.byref(call), device)
+    except Exception as error:
+        return int(call.result or 0), error
+    return int(call.result or 0), None
+
+
+def stream_function(folder: Path, signature: bytes) -> Any:
+    """Return a capsule of a native function that stands for CuPy's "current stream"."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    function = ctypes.PyDLL(_build(folder)).some_stream
+    _kept.append(signature)  # the capsule has its address
+    return new(ctypes.cast(function, ctypes.c_void_p), signature, None)
+
+
+_kept: list[object] = []
+
+
 class CThread:
     """Calls the functions of a handler's capsule from C."""
 
     def __init__(self, capsule: Any, folder: Path) -> None:
-        source = folder / "c_thread.c"
-        source.write_text(_SOURCE)
-        library = folder / "c_thread.so"
-        compiler = shutil.which("gcc") or shutil.which("g++")
-        command = [compiler, "-x", "c", "-shared", "-fPIC", "-pthread", "-o", library, source]
-        subprocess.run([str(part) for part in command], check=True, capture_output=True)
-        self._library = ctypes.CDLL(str(library))
-        get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        self._handler = _Handler.from_address(get_pointer(capsule, b"mem_handler"))
-        assert self._handler.name == b"rmm_managed_bridge"
+        self._library = ctypes.CDLL(_build(folder))
+        self._handler = functions_of(capsule)
 
     def allocate(self, size_bytes: int) -> tuple[int, int]:
         """Return the address that malloc gave in the new thread, and the thread's native id."""

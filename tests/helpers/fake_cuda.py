@@ -117,6 +117,7 @@ class FakeCuda:
             ("violations", text, []),
             ("clear", None, []),
             ("reset", None, []),
+            ("tell_at_exit", None, []),
         ]:
             function = getattr(lib, f"fake_{name}")
             function.restype, function.argtypes = result, arguments
@@ -231,6 +232,10 @@ class FakeCuda:
     def violations(self) -> list[str]:
         """Return what would have lost a capture, hung or crashed since `clear`."""
         return self.lib.fake_violations().decode().splitlines()
+
+    def tell_at_exit(self) -> None:
+        """Print the calls since `clear` when the process ends, after Python and all that is loaded after this."""
+        self.lib.fake_tell_at_exit()
 
     def clear(self) -> None:
         """Forget calls, violations, faults, hooks, attributes and pointers; streams and their work stay."""

@@ -61,10 +61,14 @@ class Bench:
     def allocate(self, size_bytes: int, stream: Stream | None = None, *, cpu: bool = False) -> int:
         """Return a block that overlaps no live one."""
         ptr = int(self.heap.allocate(size_bytes, stream=None if stream is None else stream.handle, cpu=cpu))
+        self.add(ptr, size_bytes, stream)
+        return ptr
+
+    def add(self, ptr: int, size_bytes: int, stream: Stream | None) -> None:
+        """Note a live block, which overlaps no other."""
         for other, (size, _) in self.live.items():
             assert ptr + size_bytes <= other or other + size <= ptr, "two live blocks overlap"
         self.live[ptr] = size_bytes, stream
-        return ptr
 
     def free(self, ptr: int, stream: Stream | None = None) -> None:
         """Free a block; `stream` is where its last use is ordered."""

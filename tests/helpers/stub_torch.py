@@ -15,6 +15,9 @@ import pytest
 
 from rmm_managed_bridge._native.framework_entry import TorchGuest
 
+NOT_OURS = 1 << 20
+"""Addresses below stand for memory of PyTorch's own, which the driver exports."""
+
 
 class OutOfMemoryError(RuntimeError):
     """PyTorch's class."""
@@ -51,24 +54,37 @@ class MemPool:
         self.allocator = allocator
 
 
-class Storage:
+class StorageBase:
+    """What PyTorch's storages inherit from C."""
+
+    ptr = 0
+
+    def data_ptr(self) -> int:
+        return self.ptr
+
+    def _share_cuda_(self) -> str:
+        """Ask the driver, which exports what it can."""
+        if self.ptr >= NOT_OURS:
+            raise RuntimeError("CUDA error: invalid argument")
+        return f"handle of {self.ptr:#x}"
+
+
+class Storage(StorageBase):
     """The memory of one tensor, freed with the last reference to it."""
+
+    _guest: TorchGuest | None = None
 
     def __init__(self, torch: "StubTorch", size_bytes: int, device: int) -> None:
         assert torch.guest is not None
-        self.ptr = 0
         self._state = (size_bytes, device, torch.stream)
-        self._guest: TorchGuest = torch.guest
+        self._guest = torch.guest
         pool = torch.pool is not None
         self.ptr = self._guest.malloc(size_bytes, device, torch.stream, pool=pool)
         if pool and self.ptr == 0 and size_bytes:
             raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes")
 
-    def data_ptr(self) -> int:
-        return self.ptr
-
     def __del__(self) -> None:
-        if self.ptr:
+        if self.ptr and self._guest is not None:
             self._guest.free(self.ptr, *self._state)
 
 
@@ -81,6 +97,12 @@ class Tensor:
 
     def data_ptr(self) -> int:
         return self.address
+
+    def share(self, torch: "StubTorch") -> str:
+        """Ask for an IPC handle, as `torch.multiprocessing` does for each tensor that it sends."""
+        storage = torch.UntypedStorage.__new__(torch.UntypedStorage)
+        storage.ptr = self.address
+        return str(storage._share_cuda_())
 
 
 class Stream:
@@ -103,6 +125,7 @@ class StubTorch(types.ModuleType):
         self.pool: MemPool | None = None
         self.OutOfMemoryError = OutOfMemoryError
         self.Tensor = Tensor
+        self.UntypedStorage = type("UntypedStorage", (Storage,), {})  # one for each stub: the bridge changes it
         self.copies = False
         self._given_out = 0
         self.cuda = types.SimpleNamespace(
@@ -149,7 +172,7 @@ class StubTorch(types.ModuleType):
             return Tensor(None, 0, size, device)
         assert self.current is not None or self.pool is not None, "PyTorch's own allocator was asked"
         self.initialized = True
-        return Storage(self, size, device)
+        return self.UntypedStorage(self, size, device)
 
     def use_mem_pool(self, pool: MemPool) -> AbstractContextManager[None]:
         self.pool = pool

@@ -26,6 +26,18 @@ class Array:
         return b"handle of Warp's own"
 
 
+class Memory:
+    """The memory of one array, from the device's allocator, freed with the last reference to it."""
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._allocator, self._size_bytes = device._custom_allocator, size_bytes
+        self.ptr: int = 0
+        self.ptr = self._allocator.allocate(size_bytes)
+
+    def __del__(self) -> None:
+        self._allocator.deallocate(self.ptr, self._size_bytes)
+
+
 class StubWarp(types.ModuleType):
     """The module `warp` with `count` devices. Setting an allocator on a device in `refusing` raises, as Warp does."""
 
@@ -41,6 +53,10 @@ class StubWarp(types.ModuleType):
 
     def get_device(self, name: str) -> Device:
         return self.devices[int(name.removeprefix("cuda:"))]
+
+    def alloc(self, size_bytes: int) -> Memory:
+        """Allocate as an array of Warp on device 0 does."""
+        return Memory(self.devices[0], size_bytes)
 
     def set_device_allocator(self, device: Device, allocator: Any) -> None:
         if device.number in self.refusing and allocator is not None:

@@ -149,6 +149,10 @@ MUTANTS = {
         "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);",
         "",
     ),
+    "a resize copies at once": Mutant("heap_resize.hpp", "if (exposed) {", "if (false) {"),
+    "a resize forgets that its block was shown": Mutant(
+        "heap_resize.hpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
+    ),
     "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),
     "a forked child frees": Mutant(

@@ -1,8 +1,14 @@
 """Invariant 2: CPU code is never handed memory that device work enqueued earlier may still touch."""
 
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from helpers.fake_cuda import LEGACY, FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from helpers.fake_cuda_pool import KIB, MIB, Bench
+
+from rmm_managed_bridge._native import numpy_handler
 
 pytestmark = pytest.mark.fake_driver
 
@@ -184,3 +190,110 @@ def test_a_block_freed_while_its_lane_is_closed_is_waited_for(bench: Bench) -> N
     assert late, "trim closes the lane"
     bench.fake.finish(early)
     assert second not in [bench.allocate(MIB) for _ in range(16)]
+
+
+@pytest.fixture
+def handler(bench: Bench) -> Iterator[Any]:
+    """NumPy's four functions over the bench's heap."""
+    handler = numpy_handler.NumpyHandler()
+    handler.use(bench.heap)
+    yield handler
+    handler.use(None)
+
+
+@pytest.mark.behaviour("N4")
+@pytest.mark.parametrize("size", [KIB, 16 * MIB])
+@pytest.mark.parametrize("view", [True, False])
+def test_a_resize_that_moves_copies_what_unfinished_work_writes(
+    bench: Bench, handler: Any, size: int, view: bool
+) -> None:
+    """The device writes when its work is waited for: what was copied before that would be the old contents."""
+    stream, bystander = bench.owned(), bench.owned()
+    ptr = handler.malloc(size)
+    ctypes.memset(ptr, 1, size)
+    (bench.order if view else bench.expose)(ptr, stream)
+    writer, other = bench.fake.enqueue(stream), bench.fake.enqueue(bystander)
+    ready: list[bool] = []
+
+    def write() -> None:
+        ready.append(bench.fake.done(writer))
+        ctypes.memset(ptr, 2, size)
+
+    bench.fake.on_call("cuEventSynchronize", write)
+    moved = handler.realloc(ptr, 2 * size)
+    assert ready == [True], "the copy waits for the work"
+    assert moved not in (0, ptr)
+    assert ctypes.string_at(moved, size) == bytes([2]) * size
+    assert bench.fake.done(other), "the cautious default: nobody said that it does not touch the block"
+    handler.free(moved)
+
+
+@pytest.mark.behaviour("N4")
+def test_a_resize_waits_with_the_gil_released(bench: Bench, handler: Any) -> None:
+    stream = bench.owned()
+    ptr = handler.malloc(KIB)
+    bench.order(ptr, stream)
+    operation = bench.fake.enqueue(stream, host=True)  # a Python function: with the GIL held it would be a violation
+    moved = handler.realloc(ptr, MIB)
+    assert bench.fake.done(operation)
+    handler.free(moved)
+
+
+@pytest.mark.behaviour("N4")
+def test_a_resize_of_what_no_device_was_shown_waits_for_nothing(bench: Bench, handler: Any) -> None:
+    ptr = handler.malloc(KIB)
+    operation = bench.fake.enqueue(bench.owned())
+    moved = handler.realloc(ptr, MIB)
+    assert bench.fake.calls("cuEventSynchronize") == 0
+    assert not bench.fake.done(operation)
+    handler.free(moved)
+
+
+@pytest.mark.behaviour("N4")
+def test_a_resize_in_place_copies_nothing_and_waits_for_nothing(bench: Bench, handler: Any) -> None:
+    stream = bench.owned()
+    ptr = handler.malloc(1000)
+    bench.order(ptr, stream)
+    operation = bench.fake.enqueue(stream)
+    assert handler.realloc(ptr, 1024) == ptr
+    assert not bench.fake.done(operation)
+    handler.free(ptr)
+
+
+@pytest.mark.behaviour("N5")
+def test_a_resize_that_cannot_wait_leaves_the_block_whole(bench: Bench, handler: Any) -> None:
+    stream = bench.owned()
+    ptr = handler.malloc(KIB)
+    ctypes.memset(ptr, 1, KIB)
+    bench.order(ptr, stream)
+    operation = bench.fake.enqueue(stream)
+    before = bench.heap.live_count, bench.heap.live_bytes
+    bench.fake.fail("cuEventSynchronize")
+    assert handler.realloc(ptr, MIB) == 0
+    assert (bench.heap.live_count, bench.heap.live_bytes) == before
+    assert ctypes.string_at(ptr, KIB) == bytes([1]) * KIB
+    bench.fake.finish(operation)
+    moved = handler.realloc(ptr, MIB)
+    assert ctypes.string_at(moved, KIB) == bytes([1]) * KIB
+    handler.free(moved)
+
+
+@pytest.mark.parametrize("ordering", ["cautious", "recorded"])
+def test_what_a_resize_left_is_quarantined_like_any_freed_block(fake: FakeCuda, ordering: str) -> None:
+    """Work that was enqueued after the wait may still touch the old memory."""
+    bench, handler = Bench(fake, ordering=ordering), numpy_handler.NumpyHandler()
+    handler.use(bench.heap)
+    stream = bench.owned()
+    ptr = handler.malloc(MIB)
+    bench.order(ptr, stream)
+    late: list[int] = []
+    fake.enqueue(stream)
+    fake.on_call("cuEventSynchronize", lambda: late.append(fake.enqueue(stream)))
+    moved = handler.realloc(ptr, 4 * MIB)
+    assert late and not fake.done(late[0])
+    assert ptr not in [bench.allocate(MIB, cpu=True) for _ in range(8)]
+    fake.finish(late[0])
+    assert ptr in [bench.allocate(MIB, cpu=True) for _ in range(32)]
+    handler.free(moved)
+    handler.use(None)
+    assert bench.close()

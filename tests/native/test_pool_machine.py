@@ -6,28 +6,18 @@ block that comes out of the pool must be safe for whoever asked. BRIDGE_MACHINE_
 BRIDGE_MACHINE_RAW leaves failures as they were found.
 """
 
+import ctypes
 import os
-import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from helpers import fake_cuda
-from helpers.fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Stream
-from helpers.fake_cuda_pool import EVERYTHING, KIB, MIB, Bench, Owner
+from helpers.fake_cuda_pool import EVERYTHING, KIB, MIB, Bench
+from helpers.forked import USES, attempt, in_forked_child
+from helpers.pool_machine import PICK, Block, Line, StreamMachine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from rmm_managed_bridge._native import ledger, notices, numpy_handler
 from rmm_managed_bridge.errors import BridgeError
 
 pytestmark = pytest.mark.fake_driver
@@ -35,140 +25,29 @@ pytestmark = pytest.mark.fake_driver
 EXAMPLES = int(os.environ.get("BRIDGE_MACHINE_EXAMPLES", "0"))
 STEPS = 60
 PAGE_BITS = 16
+EDGE = 16
 PUSHED = {"cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent", "cuCtxPopCurrent"}
 # Few sizes, so that memory is used again; from slabs, with a slab for few blocks, and with a span of their own.
 SIZES = st.sampled_from([256 * KIB, 256 * KIB, 256 * KIB, 1 * KIB, MIB, 3 * MIB])
-PICK = st.integers(0, 27)
+# Not "drop streams", which ends streams whose objects are gone: `adopt` alone calls it, and is refused before.
+TRIED = sorted(set(USES) - {"drop streams"})
 
 
-@dataclass(eq=False)
-class Line:
-    """A stream as the program sees it."""
+class PoolMachine(StreamMachine):
+    """The memory of that program."""
 
-    stream: Stream
-    held: bool  # by the bridge, or for ever there
-    thread: int = 0  # where its handle means it
-    usable: bool = True
-    captured: bool = False
-    needs_sign: bool = False  # a block waits for a sign that the capture of this borrowed stream is over
+    handler = numpy_handler.NumpyHandler()  # resizes blocks of any pool
+    forks = 0
 
-    @property
-    def legacy(self) -> bool:
-        return self.stream.handle == LEGACY
-
-
-@dataclass(eq=False)
-class Block:
-    """A block, live or freed, and the unfinished work that touches it."""
-
-    ptr: int
-    size: int
-    bench: Bench
-    cpu: bool
-    line: Line | None
-    shown: list[Line] = field(default_factory=list)
-    operations: list[int] = field(default_factory=list)
-    copies: list[int] = field(default_factory=list)  # which the bridge cannot know of: see `copy_out`
-    graphs: list[Line] = field(default_factory=list)  # captured while the block was used there
-
-    def overlaps(self, other: "Block") -> bool:
-        return self.ptr < other.ptr + other.size and other.ptr < self.ptr + self.size
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """Two devices, two threads, streams of all kinds."""
-
-    threads = (ThreadPoolExecutor(1), ThreadPoolExecutor(1))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake: FakeCuda = fake_cuda.load()
-        self.fake.reset()
-        self.lines: list[Line] = []
-        self.live: list[Block] = []
-        self.freed: list[Block] = []
-        self.benches: list[Bench] = []
-
-    @initialize(limits=st.tuples(*[st.sampled_from([2 * MIB, 4 * MIB, 4 * MIB, 12 * MIB, EVERYTHING])] * 2))
-    def start(self, limits: tuple[int, int]) -> None:
+    @initialize(
+        limits=st.tuples(*[st.sampled_from([2 * MIB, 4 * MIB, 4 * MIB, 12 * MIB, EVERYTHING])] * 2),
+        quarantine=st.sampled_from([EVERYTHING, 256 * KIB]),
+    )
+    def start(self, limits: tuple[int, int], quarantine: int) -> None:
         """Small limits make the pool steal and wait."""
-        self.benches = [Bench(self.fake, device=i, limit_bytes=limit) for i, limit in enumerate(limits)]
-        for thread in self.threads:
-            thread.submit(self.fake.set_current, 0).result()
-        for device in range(2):
-            self.lines.append(Line(self.fake.ambient(LEGACY, device), True))
-        for number in range(2):
-            stream = self.on(number, lambda: self.fake.ambient(PER_THREAD))
-            self.lines.append(Line(stream, True, number))
-        for blocking in (False, True):
-            for hold in (False, True):
-                self.create_stream(0, blocking, hold)
-
-    # --- choosing ---
-
-    def on(self, thread: int, action: Callable[[], Any]) -> Any:
-        return self.threads[thread].submit(action).result()
-
-    def call(self, line: Line | None, action: Callable[[], Any]) -> Any:
-        """Run what names a stream on a thread where its handle means it."""
-        return self.on(0 if line is None else line.thread, action)
-
-    def line(self, pick: int, want: Callable[[Line], bool] = lambda line: True) -> Line | None:
-        found = [line for line in self.lines if line.usable and want(line)]
-        return found[pick % len(found)] if found else None
-
-    def block(self, pick: int) -> Block:
-        return self.live[pick % len(self.live)]
-
-    def capturing(self) -> bool:
-        return any(line.captured for line in self.lines)
-
-    def legacy_is_barred(self, device: int) -> bool:
-        return any(x.captured and x.stream.blocking and x.stream.device == device for x in self.lines)
-
-    # --- streams ---
-
-    @precondition(lambda self: len(self.lines) < 16)
-    @rule(device=st.sampled_from([0, 0, 0, 1]), blocking=st.booleans(), hold=st.booleans())
-    def new_stream(self, device: int, blocking: bool, hold: bool) -> None:
-        self.create_stream(device, blocking, hold)
-
-    def create_stream(self, device: int, blocking: bool, hold: bool) -> None:
-        line = Line(self.fake.stream(device=device, blocking=blocking), False)
-        self.lines.append(line)
-        if hold:
-            self.hold(line)
-
-    def hold(self, line: Line) -> None:
-        bench = self.benches[line.stream.device]
-        owner = bench.owners[line.stream] = Owner()
-        weakref.finalize(owner, self.fake.destroy, line.stream).atexit = False
-        if bench.heap.adopt(line.stream.handle, owner):
-            line.held, line.needs_sign = True, False
-
-    @rule(pick=PICK)
-    def adopt(self, pick: int) -> None:
-        line = self.line(
-            pick, lambda x: not x.held and not x.captured and x.stream not in self.benches[x.stream.device].owners
-        )
-        if line is not None:
-            self.hold(line)
-
-    @rule(pick=PICK)
-    def destroy_stream(self, pick: int) -> None:
-        """A borrowed stream goes at once; of a held one the program only drops its object."""
-        line = self.line(
-            pick, lambda x: x.stream.handle not in (LEGACY, PER_THREAD) and not x.captured and not x.needs_sign
-        )
-        if line is None:
-            return
-        line.usable = False
-        if self.benches[line.stream.device].owners.pop(line.stream, None) is None:
-            self.fake.destroy(line.stream)
-
-    @rule(device=st.integers(0, 1))
-    def drop_unused_streams(self, device: int) -> None:
-        self.on(0, self.benches[device].heap.drop_unused_streams)
+        settings = {"quarantine_limit_bytes": quarantine, "patience_ms": 0}
+        self.benches = [Bench(self.fake, device=i, limit_bytes=limit, **settings) for i, limit in enumerate(limits)]
+        self.start_streams()
 
     # --- memory ---
 
@@ -213,6 +92,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = Block(ptr, size, bench, cpu, line)
         self.live.append(block)
         self.check_handed_out(block)
+        self.mark(block)
         return block
 
     def check_handed_out(self, block: Block) -> None:
@@ -250,6 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
             return  # nobody could tell when such work ends
         if stated is not None and block.line is not None and stated is not block.line:
             self.fake.join(block.line.stream, stated.stream)
+        self.check_mark(block)
         self.live.remove(block)
         self.freed.append(block)
         for line in (stated, *block.graphs):
@@ -273,7 +154,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(which=PICK, pick=PICK, order=st.booleans())
     def show(self, which: int, pick: int, order: bool) -> None:
         """A view (`order`), or `record_stream`."""
-        block = self.block(which)
+        self.show_to(self.block(which), pick, order=order)
+
+    def show_to(self, block: Block, pick: int, *, order: bool) -> None:
         line = self.line(pick, lambda x: x.held and x.stream.device == block.bench.device)
         if line is None:
             return
@@ -320,6 +203,76 @@ class PoolMachine(RuleBasedStateMachine):
         if line is not None and line.held:
             block.copies.append(self.fake.enqueue(line.stream))
 
+    # --- contents of CPU blocks: a few bytes at both ends ---
+
+    def mark(self, block: Block) -> None:
+        if block.cpu:
+            ctypes.memset(block.ptr, block.pattern, EDGE)
+            ctypes.memset(block.ptr + block.size - EDGE, block.pattern, EDGE)
+
+    def check_mark(self, block: Block, *, end: bool = True) -> None:
+        if block.cpu:
+            expected = bytes([block.pattern]) * EDGE
+            assert ctypes.string_at(block.ptr, EDGE) == expected
+            assert not end or ctypes.string_at(block.ptr + block.size - EDGE, EDGE) == expected
+
+    @rule(which=PICK, size=SIZES, off=st.sampled_from([0, 0, -64, 64]), pick=PICK, use=st.booleans())
+    def resize(self, which: int, size: int, off: int, pick: int, use: bool) -> None:
+        """As NumPy does, which copies on the CPU: work on the block must have ended, and what is left is freed."""
+        blocks = [block for block in self.live if block.cpu]
+        old = blocks[which % len(blocks)] if blocks else self.allocate(size, None, pick, cpu=True)
+        if old is None:
+            return
+        if use:
+            self.show_to(old, pick, order=bool(pick % 2))
+            self.use_on(old, pick)
+        new = Block(old.ptr, size + off, old.bench, True, None, shown=old.shown, pattern=old.pattern)
+        new.ptr = self.on(0, lambda: self.handler.realloc(old.ptr, new.size))
+        if new.ptr == 0:
+            self.check_mark(old)
+            return
+        if new.ptr == old.ptr:
+            new.operations, new.copies, new.graphs = old.operations, old.copies, old.graphs
+        else:
+            assert all(self.fake.done(each) for each in old.operations), "copied before the device's work had ended"
+            new.shown = []
+        kept = Block(new.ptr, old.size, old.bench, True, None, pattern=old.pattern)
+        self.check_mark(kept, end=new.size >= old.size)
+        self.live[self.live.index(old)] = new
+        del old.bench.live[old.ptr]
+        old.bench.add(new.ptr, new.size, None)
+        if new.ptr != old.ptr:
+            self.check_handed_out(new)
+            self.freed.append(old)
+        self.mark(new)
+
+    # --- a child ---
+
+    @precondition(lambda self: self.forks == 0 and self.live)
+    @rule(which=PICK, pick=PICK, uses=st.lists(st.sampled_from(TRIED), min_size=1, max_size=4))
+    def fork(self, which: int, pick: int, uses: list[str]) -> None:
+        """Whatever a forked child tries, it makes no driver call and changes nothing, there or here."""
+        block, line = self.block(which), self.line(pick)
+        assert line is not None
+        self.forks += 1  # it costs as much as a hundred other steps
+        self.nothing_was_broken()
+        self.fake.clear()
+        numbers = [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches]
+
+        def action() -> None:
+            assert block.bench.core.phase() == "forked"
+            for use in uses:
+                attempt(use, block.bench, line.stream, block.ptr)
+            assert self.fake.trace() == []
+            assert [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches] == numbers
+            self.check_mark(block)
+
+        assert in_forked_child(action) == ""
+        assert [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches] == numbers
+        assert self.fake.trace() == []
+
+    # --- waiting ---
+
     @precondition(lambda self: self.live)
     @rule(which=PICK)
     def synchronize(self, which: int) -> None:
@@ -335,31 +288,7 @@ class PoolMachine(RuleBasedStateMachine):
     def trim(self, device: int) -> None:
         self.on(0, self.benches[device].heap.trim)
 
-    # --- the device ---
-
-    @rule(pick=PICK, count=st.integers(1, 4))
-    def advance(self, pick: int, count: int) -> None:
-        self.fake.advance(self.lines[pick % len(self.lines)].stream, count)
-
-    @rule(pick=PICK, mode=st.sampled_from([GLOBAL, THREAD_LOCAL, RELAXED]))
-    def begin_capture(self, pick: int, mode: int) -> None:
-        line = self.line(pick, lambda x: not x.legacy and not x.captured)
-        if line is not None and sum(x.captured for x in self.lines) < 2:
-            self.call(line, lambda: self.fake.begin_capture(line.stream, mode))
-            line.captured = True
-
-    @rule(pick=PICK)
-    def end_capture(self, pick: int) -> None:
-        line = self.line(pick, lambda x: x.captured)
-        if line is not None:
-            line.captured = False
-            assert self.call(line, lambda: self.fake.end_capture(line.stream)), "a capture was lost"
-
     # --- what holds after every step ---
-
-    @invariant()
-    def nothing_was_broken(self) -> None:
-        assert self.fake.violations() == []
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -393,8 +322,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.nothing_was_broken()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_the_pool_is_safe_in_every_interleaving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deterministic as it stands; random and as long as wanted with BRIDGE_MACHINE_EXAMPLES."""
+    monkeypatch.setattr(notices, "warn", ledger.take_notices)  # of quarantines that are full for good reasons
     monkeypatch.setattr("rmm_managed_bridge._native.pressure.collect_garbage", lambda: None)
     run_state_machine_as_test(
         PoolMachine,

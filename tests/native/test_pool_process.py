@@ -1,58 +1,18 @@
 """Invariant 8: in a forked child, and once shutdown has begun, no driver call is made and nothing is freed."""
 
-import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.fake_cuda import FakeCuda, Stream
+from helpers.fake_cuda import FakeCuda
 from helpers.fake_cuda_pool import MIB, Bench
+from helpers.forked import USES, attempt, in_forked_child
 
-import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import hint_table
-from rmm_managed_bridge.errors import BackendError, BridgeError
 
 pytestmark = pytest.mark.fake_driver
-
-
-def in_forked_child(action: Callable[[], None]) -> str:
-    """Run `action` in a forked child; return what went wrong there, or nothing."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-            said = ""
-        except BaseException as error:
-            said = repr(error)
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return said
-
-
-# What a child may try with what it inherited.
-USES: dict[str, Callable[[Bench, Stream, int], object]] = {
-    "allocate on a stream": lambda b, s, p: b.heap.allocate(64, stream=s.handle),
-    "allocate for the host": lambda b, s, p: b.heap.allocate(64, cpu=True),
-    "free": lambda b, s, p: b.heap.deallocate(p),
-    "free on a stream": lambda b, s, p: b.heap.deallocate(p, stream=s.handle),
-    "expose": lambda b, s, p: b.blocks.expose(p, s.handle),
-    "order": lambda b, s, p: b.blocks.order(p, s.handle),
-    "synchronize": lambda b, s, p: b.blocks.synchronize(p),
-    "trim": lambda b, s, p: b.heap.trim(),
-    "adopt": lambda b, s, p: b.heap.adopt(s.handle, object()),
-    "drop streams": lambda b, s, p: b.heap.drop_unused_streams(),
-    "retire": lambda b, s, p: b.heap.retire(),
-    "hint": lambda b, s, p: (bridge.prefetch(p, 0), bridge.advise(p, read_mostly=True), bridge.discard(p)),
-    "look up": lambda b, s, p: (b.ledger.allocation_of(p), b.ledger.snapshot(), b.ledger.history()),
-}
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -72,12 +32,7 @@ def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
 
     def action() -> None:
         assert bench.core.phase() == "forked"
-        try:
-            USES[use](bench, stream, ptr)
-        except BackendError as error:
-            assert "forked" in str(error)
-        except BridgeError:
-            pass
+        attempt(use, bench, stream, ptr)
         assert bench.fake.trace() == []
         assert (bench.heap.numbers, bench.heap.live_count) == before, "nothing is freed into the parent's pool"
 
@@ -94,39 +49,53 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.behaviour("L1")
 def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
-    """L1, the fake's part: live blocks, quarantined ones, held streams and a finaliser that frees late."""
+    """L1, the fake's part: live blocks, quarantined ones, held streams, and finalisers that run after every handler."""
     del fake
     ended = run(f"""
-        import atexit, sys
+        import atexit, os, sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from helpers import fake_cuda
+        fake_cuda.FakeCuda(fake_cuda.build()).tell_at_exit()  # before the core is loaded, and so after its end
 
-        def check():  # registered first, so it runs last
+        def use_once_more():  # registered before the core's own handler, so it runs after that
             assert core.phase() == "exiting"
             bench.heap.deallocate(keep[1], stream=stream.handle)
             bench.heap.trim()
             bench.heap.drop_unused_streams()
-            assert fake.calls() == 0, fake.trace()
+            os.write(1, b"handler\\n")
 
-        atexit.register(check)
+        atexit.register(use_once_more)
         from rmm_managed_bridge._native import core
         fake = fake_cuda.load()
         from helpers.fake_cuda_pool import Bench, MIB
         fake.set_current(0)
         bench = Bench(fake)
         stream = bench.owned()
-        keep = [bench.allocate(MIB, stream) for _ in range(3)]
+        keep = [bench.allocate(MIB, stream) for _ in range(4)]
         from rmm_managed_bridge._native import hint_table
         hint_table.note(keep[1], keep[1], keep[1] + 4096, hint_table.READ_MOSTLY)
         bench.order(keep[0], bench.owned())
         fake.enqueue(stream)
         bench.free(keep[0])
+
         class Late:
+            def __init__(self, name, ptr):
+                # Module globals are gone by then.
+                self.name, self.ptr, self.heap, self.handle, self.write = name, ptr, bench.heap, stream.handle, os.write
+
             def __del__(self):
-                bench.heap.deallocate(keep[2])
-        late = Late()
-        cycle = [late]
+                self.heap.deallocate(self.ptr, stream=self.handle)
+                self.heap.trim()
+                self.heap.retire()
+                self.write(1, self.name)
+
+        late = Late(b"global\\n", keep[2])
+        cycle = [Late(b"cycle\\n", keep[3])]
         cycle.append(cycle)
+        sys.modules["kept to the end"] = cycle
         atexit.register(fake.clear)  # runs before the interpreter marks the process
     """)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, *finalisers, last = ended.stdout.splitlines()
+    assert (first, sorted(finalisers)) == ("handler", ["cycle", "global"]), "all of them ran, and after every handler"
+    assert last == "0 driver calls since the last clear: "

@@ -62,6 +62,25 @@ def scopes() -> None:
         assert_type(scope.peak_bytes, int)
 
 
+@bridge.numpy_allocator("host")
+def decorated(count: int) -> str:
+    """A decorated function keeps its type."""
+    return str(count)
+
+
+@bridge.numpy_allocator()
+async def decorated_coroutine(count: int) -> str:
+    """So does one that is awaited."""
+    return str(count)
+
+
+async def calls() -> None:
+    """Arguments and results are checked as before."""
+    assert_type(decorated(1), str)
+    assert_type(await decorated_coroutine(1), str)
+    decorated("1")  # type: ignore[arg-type]
+
+
 def hints(x: object) -> None:
     """Hints give results; presets are hints."""
     result = bridge.prefetch([x, (0x1000, 4096)], "cuda:0", stream=0)

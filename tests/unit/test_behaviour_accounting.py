@@ -1,14 +1,12 @@
-"""Totals, peaks, failures and the history: M1, M6, P4, P5."""
+"""Totals, peaks, failures and the history: M1, M6, P4."""
 
-import gc
 import random
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.programs import HostMemory, recorded_events
+from helpers.programs import recorded_events
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.records import Usage
@@ -271,51 +269,3 @@ def test_less_tracking_records_less(track: str, site: str | None, seen: bool) ->
         assert record is None or (record.site.file, record.tag, record.requested_bytes) == (site, "p4", MIB)
         del array
         assert bridge.stats().current_count == 0
-
-
-class _OopsError(Exception):
-    pass
-
-
-@pytest.fixture(params=["numpy", "heap", pytest.param("resource", marks=pytest.mark.requires("no_gpu"))])
-def route(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
-    """Return a function that makes an object which holds 4 KiB by one route and frees them when it goes."""
-    if request.param == "numpy":
-        with bridge.installed("host", frameworks=["numpy"]):
-            yield lambda: np.empty(4096, "u1")
-        return
-    memory = HostMemory()
-    if request.param == "heap":
-        pool = request.getfixturevalue("host_heap")
-    else:
-        pool = bridge.ManagedBridgeResource(memory.resource)
-
-    class Buffer:
-        def __init__(self) -> None:
-            self.ptr = pool.allocate(4096)
-
-        def __del__(self) -> None:
-            pool.deallocate(self.ptr, 4096)
-
-    yield Buffer
-
-
-@pytest.mark.behaviour("P5")
-def test_every_allocation_is_seen_to_go(route: Callable[[], Any]) -> None:
-    def fail() -> None:
-        kept = route()
-        raise _OopsError(kept)
-
-    with recorded_events(10_000):
-        for _ in range(1_000):
-            route()
-        for _ in range(100):
-            with pytest.raises(_OopsError):
-                fail()
-        gc.collect()
-        events = bridge.history().events
-    allocated = [event.serial for event in events if event.action == "allocate"]
-    freed = [event.serial for event in events if event.action == "deallocate"]
-    assert len(allocated) == 1_100
-    assert sorted(freed) == allocated
-    assert bridge.stats().current_count == 0

@@ -91,11 +91,12 @@ def test_a_forked_child_that_asks_for_pool_memory_is_told_why_not(request_code: 
 
 
 @pytest.mark.behaviour("L8")
-def test_a_spawned_child_starts_clean() -> None:
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_that_is_not_forked_from_its_parent_starts_clean(method: str) -> None:
     out = must_succeed(
         run_python(
             """
-            import multiprocessing
+            import multiprocessing, sys
             import numpy as np
             import rmm_managed_bridge as bridge
 
@@ -111,10 +112,11 @@ def test_a_spawned_child_starts_clean() -> None:
             if __name__ == "__main__":
                 bridge.install("host")
                 kept = np.ones(1 << 17)
-                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
                     print(pool.apply(work, (kept,)))
                 assert bridge.stats().current_count == 1
             """,
+            method,
             options=FORK_OPTIONS,
         )
     )

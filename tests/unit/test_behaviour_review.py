@@ -149,7 +149,7 @@ os.waitpid(child, 0)[1] == 0 or os._exit(4)
 
 
 def test_using_the_allocator_again_and_again_makes_no_new_handlers() -> None:
-    from rmm_managed_bridge.adapters import numpy as adapter
+    from rmm_managed_bridge.adapters import numpy_allocator as adapter
 
     with bridge.installed("host", frameworks=["numpy"], numpy_scope="context"):
         with bridge.numpy_allocator():

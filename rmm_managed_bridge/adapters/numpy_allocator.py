@@ -1,0 +1,203 @@
+"""`numpy_allocator`: NumPy on the bridge's memory for a ``with`` block, or for the calls of one function."""
+
+import contextvars
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge.errors import ConfigError, InstallError
+from rmm_managed_bridge.layout import HOST_ACCESSIBLE
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_allocator():`
+    """Let NumPy allocate from the bridge inside the block, or inside a function, in this context only.
+
+    ``with bridge.numpy_allocator("host"):`` is for a block, ``@bridge.numpy_allocator("host")`` for every call of a
+    function, also of a coroutine function, a generator or an asynchronous generator: each of those runs on this memory
+    from its start to its end, and what runs between its steps does not.
+
+    Parameters
+    ----------
+    kind : {"managed", "system", "host", "pinned"}, optional
+        Which memory: that of the pool that serves now by default. ``"host"`` always works and needs no GPU; the others
+        come from a pool that is there: of `install`, or of a `ManagedBridgeResource` that the program keeps.
+
+    Raises
+    ------
+    InstallError
+        On entry, or when a decorated function starts, if no pool of that kind serves.
+    ConfigError
+        If `kind` is none of these, or what is decorated is no function.
+    """
+
+    def __init__(self, kind: str | None = None) -> None:
+        if callable(kind):
+            raise ConfigError("write @numpy_allocator(), with the parentheses")
+        if kind not in (None, *HOST_ACCESSIBLE):
+            raise ConfigError(f"kind={kind!r} is not one of {', '.join(map(repr, HOST_ACCESSIBLE))}")
+        self._kind = kind
+
+    # What to go back to is kept with the context, not here: tasks and threads may share one object.
+    def __enter__(self) -> Self:
+        handler = _handler_for(_heap_for(self._kind))
+        before = numpy_handler.set_current(handler.capsule)
+        _outer_handlers.set((before, *_outer_handlers.get()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        outer = _outer_handlers.get()
+        if not outer:
+            return  # a coroutine that is closed in another context than it ran in: this one was never entered
+        _outer_handlers.set(outer[1:])
+        numpy_handler.set_current(outer[0])
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorate a function."""
+        if not callable(function) or isinstance(function, type | staticmethod):
+            raise ConfigError(
+                f"numpy_allocator decorates functions, not {function!r}: put it below @staticmethod, @classmethod and "
+                "@property, and on the methods of a class"
+            )
+        wrap = self._plain
+        is_function = inspect.isroutine(function) or isinstance(function, functools.partial)
+        body: Callable[..., Any] = function if is_function else type(function).__call__
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(body):
+            wrap = self._coroutine
+        elif inspect.isasyncgenfunction(body):
+            wrap = self._asynchronous_generator
+        elif inspect.isgeneratorfunction(body):
+            wrap = self._generator
+        return cast(_Function, wrap(function))
+
+    def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    # The pool is looked for before there is a coroutine: one that is never awaited is a warning.
+    def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            inside = _Inside(self._kind)
+            return await _Awaited(inside, function(*args, **kwargs))
+
+        return call
+
+    def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            inside = _Inside(self._kind)
+            return (yield from _Steps(inside, function(*args, **kwargs)))
+
+        return call
+
+    def _asynchronous_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            inside = _Inside(self._kind)
+            theirs = function(*args, **kwargs)
+            step = theirs.asend(None)
+            while True:
+                try:
+                    item = await _Awaited(inside, step)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step = theirs.asend((yield item))
+                except GeneratorExit:
+                    await _Awaited(inside, theirs.aclose())
+                    raise
+                except BaseException as error:
+                    step = theirs.athrow(error)
+
+        return call
+
+
+class _Inside:
+    """The handler of one call that runs in steps, between which its caller's context has what it had."""
+
+    def __init__(self, kind: str | None) -> None:
+        self._handler: Any = _handler_for(_heap_for(kind)).capsule
+        self._outer: tuple[Any, ...] = ()
+
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Run one step. What it leaves set, by a ``with`` of its own that goes on, is there again in the next."""
+        outer = _outer_handlers.set(self._outer)
+        outside = numpy_handler.set_current(self._handler)
+        try:
+            return step(*args)
+        finally:
+            self._handler = numpy_handler.set_current(outside)
+            self._outer = _outer_handlers.get()
+            _outer_handlers.reset(outer)
+
+
+class _Steps(Generator[Any, Any, Any]):
+    """A generator, or what an awaitable is driven by, each step of which runs inside."""
+
+    def __init__(self, inside: _Inside, theirs: Any) -> None:
+        self._inside, self._theirs = inside, theirs
+
+    def send(self, value: Any) -> Any:
+        return self._inside.run(self._theirs.send, value)
+
+    def throw(self, error: Any, *deprecated: Any) -> Any:
+        return self._inside.run(self._theirs.throw, error, *deprecated)
+
+    def close(self) -> None:
+        self._inside.run(self._theirs.close)
+
+
+class _Awaited:
+    """An awaitable, each step of which runs inside."""
+
+    def __init__(self, inside: _Inside, theirs: Any) -> None:
+        self._inside, self._theirs = inside, theirs
+
+    def __await__(self) -> _Steps:
+        return _Steps(self._inside, self._theirs.__await__())
+
+
+_outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "rmm_managed_bridge.outer_numpy_handlers", default=()
+)
+_handlers: dict[int, numpy_handler.NumpyHandler] = {}
+"""By generation of the heap. A handler lives as long as the process: there is one for each heap, not for each use."""
+_own_heap: core.Heap | None = None
+"""Host memory for where no pool of it serves. Nobody installed it, so it never stands for the pool that serves."""
+
+
+def _handler_for(heap: core.Heap) -> numpy_handler.NumpyHandler:
+    handler = _handlers.get(heap.generation)
+    if handler is None:
+        handler = _handlers[heap.generation] = numpy_handler.NumpyHandler()
+        handler.use(heap)
+    return handler
+
+
+def _heap_for(kind: str | None) -> core.Heap:
+    global _own_heap
+    for heap in reversed(core.heaps()):
+        if heap is not _own_heap and not heap.retired and heap.kind in HOST_ACCESSIBLE and kind in (None, heap.kind):
+            return heap
+    if kind == "host":
+        if _own_heap is None:
+            _own_heap = core.host_heap()
+        return _own_heap
+    cure = "call install() first, or make a ManagedBridgeResource and keep it"
+    if kind == "system":
+        cure = (
+            "call install(backend='system') first, or make ManagedBridgeResource(rmm.mr.SystemMemoryResource()) and "
+            "keep it; either needs a device that reports access to pageable memory (HMM or ATS)"
+        )
+    raise InstallError(f"no pool of {kind or 'any'} memory serves now; {cure}")
