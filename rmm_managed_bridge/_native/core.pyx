@@ -318,6 +318,8 @@ cdef class Heap:
 
     def drop_unused_streams(self):
         """Let go of streams that nobody else holds and no live block names. Return how many."""
+        if not process.running():
+            return 0
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_heap, lanes)
         cdef void* dropped

@@ -22,6 +22,27 @@ CUstream stream_now(CupyGuest& guest, int device) {
   return static_cast<CUstream>(handle);
 }
 
+// A caller may come with an exception that is on its way, which Python code called from here would take for its own. It is back
+// afterwards, unless another one has taken its place.
+class SetAside {
+ public:
+  SetAside() { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~SetAside() {
+    if (PyErr_Occurred() == nullptr) {
+      PyErr_Restore(type_, value_, traceback_);
+      return;
+    }
+    Py_XDECREF(type_);
+    Py_XDECREF(value_);
+    Py_XDECREF(traceback_);
+  }
+  SetAside(const SetAside&) = delete;
+  SetAside& operator=(const SetAside&) = delete;
+
+ private:
+  PyObject *type_ = nullptr, *value_ = nullptr, *traceback_ = nullptr;
+};
+
 void check(PyObject* result) {
   if (result == nullptr) python_error();
   Py_DECREF(result);
@@ -31,6 +52,7 @@ void check(PyObject* result) {
 
 void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
   auto& guest = *static_cast<CupyGuest*>(param);
+  const SetAside pending;
   Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
   const CUstream stream = heap == nullptr ? nullptr : stream_now(guest, device);
   Refusal refusal = Refusal::out_of_memory;
