@@ -17,7 +17,6 @@ Ownership = Literal["bridge", "other", "wrapped", "unknown"]
 _MEMORY_TYPE = 2
 _IS_MANAGED = 8
 _DEVICE_ORDINAL = 9
-_ACCESS_FLAGS = 16
 _MEMPOOL_HANDLE = 17
 _HOST_TYPE, _DEVICE_TYPE = 1, 2
 
@@ -233,9 +232,7 @@ def _why_not(device: int, x: Any) -> str | None:
         return (
             None if able.managed_memory else f"{what}, and device {device} does not support it; copy it to the device"
         )
-    if device == home:
-        return None
-    if (flags := blocks.driver_attribute(ptr, _ACCESS_FLAGS, device)) is not None and flags & 3 == 3:
+    if device == home or blocks.reaches(ptr, device):
         return None
     cure = "let the pool's devices share it (cuMemPoolSetAccess)" if kind == "mempool" else "enable peer access"
     return (

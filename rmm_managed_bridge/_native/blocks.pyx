@@ -20,6 +20,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
     bool pointer_attribute(CProcess* process, uintptr_t ptr, int which, int device, uint64_t& value)
+    bool reaches_address "rmm_bridge::reaches"(CProcess* process, uintptr_t ptr, int device)
 
 cdef CProcess* process = core.process
 
@@ -62,6 +63,11 @@ def driver_attribute(address, int attribute, int device=-1):
     except OverflowError:
         return None
     return value if pointer_attribute(process, ptr, attribute, device, value) else None
+
+
+def reaches(uintptr_t ptr, int device):
+    """Return whether `device` may read and write the device memory at `ptr`, which is another device's."""
+    return reaches_address(process, ptr, device)
 
 
 def expose(uintptr_t ptr, uintptr_t stream):

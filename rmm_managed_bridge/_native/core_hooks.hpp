@@ -16,7 +16,7 @@ inline bool (*relieve_callback)(std::size_t, int, bool) = nullptr;
 
 inline void* release_gil() {
   // During shutdown a thread that lets go of the GIL may never get it back.
-  if (hooked_process->phase() == Phase::exiting || !PyGILState_Check()) return nullptr;
+  if (hooked_process->exiting() || !PyGILState_Check()) return nullptr;
   return PyEval_SaveThread();
 }
 
@@ -151,6 +151,21 @@ inline bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, i
   DriverScope scope(&driver, context);
   value = 0;
   return driver.pointer_attribute(&value, static_cast<CUpointer_attribute>(which), ptr) == CUDA_SUCCESS;
+}
+
+// Whether a device may read and write memory of another one that is not managed: what peer access, or the memory pool that `ptr`
+// is from, says now. Not CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, which says yes whatever is set (docs/design/measured.md).
+inline bool reaches(Process* process, std::uintptr_t ptr, int device) {
+  std::uint64_t found = 0;
+  if (!pointer_attribute(process, ptr, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, -1, found) || found == 0) {
+    return pointer_attribute(process, ptr, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, device, found);
+  }
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return process->driver.mem_pool_access(&flags, reinterpret_cast<CUmemoryPool>(found), &location) == CUDA_SUCCESS &&
+         flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }
 
 inline int current_device_of(Process* process) {

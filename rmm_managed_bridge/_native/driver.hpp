@@ -37,6 +37,7 @@ namespace rmm_bridge {
   X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                 \
   X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                 \
   X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
+  X(mem_pool_access, cuMemPoolGetAccess, "cuMemPoolGetAccess")                 \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 
 struct Driver {

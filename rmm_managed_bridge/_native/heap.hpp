@@ -71,7 +71,7 @@ class Heap : public Pool, public Kept {
     const std::size_t unit = unit_of(request.side);
     StreamRef stream;
     refusal = Refusal::none;
-    if (process().quiet() && request.bytes - 1 < kLargestRequest && request.alignment <= unit &&
+    if (process().quiet(request.who.tag) && request.bytes - 1 < kLargestRequest && request.alignment <= unit &&
         (request.host_ordered || request.side == Side::gpu)) [[likely]] {
       if (!request.host_ordered) refusal = resolve(request.stream, stream);
       if (refusal == Refusal::none) [[likely]] {
@@ -139,8 +139,7 @@ class Heap : public Pool, public Kept {
   // The same, for a caller that has looked the address up; in place, as `allocate` is.
   [[gnu::always_inline]] static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
                                                  const CUstream* stream, const Provenance& who) noexcept {
-    const bool quiet = process.quiet();
-    if (!quiet && !process.running()) [[unlikely]] return Freed::ignored;
+    if (!process.running()) [[unlikely]] return Freed::ignored;
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
@@ -151,12 +150,12 @@ class Heap : public Pool, public Kept {
     // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
     if (const auto id = block.entry.load(std::memory_order_acquire); id != 0) [[likely]] {
       std::optional<Entry> told;  // for whoever has asked to know of it
-      process.ledger.close(id, reinterpret_cast<std::uintptr_t>(ptr), [&](const Entry& entry) {
+      process.ledger.close(id, reinterpret_cast<std::uintptr_t>(ptr), [&](const Entry& entry, const HolderKey& key) {
         flags = block.flags.load(std::memory_order_relaxed);
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
-        if (!quiet || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
+        if (!process.quiet(key.tag) || heap->alone() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
       });
       if (told) [[unlikely]] heap->tell_end(*told, stated_bytes);
     } else {

@@ -20,11 +20,11 @@ inline constexpr std::uint16_t kFirstStreamLane = 3;
 
 class LaneTable {
  public:
-  // `fronts`: whether blocks may be taken again without the pool's lock.
-  explicit LaneTable(bool fronts) : fronts_(fronts) {
+  // `fronts`: whether what the CPU frees may be taken again without the pool's lock.
+  explicit LaneTable(bool fronts) {
     for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
       Lane& lane = add();
-      if (fronts_) lane.front.key.store(StreamRef::kHostKey);
+      if (fronts) lane.front.key.store(StreamRef::kHostKey);
     }
   }
 
@@ -84,7 +84,6 @@ class LaneTable {
       } catch (const std::bad_alloc&) {  // then the driver is asked for its id
       }
     }
-    if (!fronts_) return;
     std::scoped_lock lock(lane.front.lock);
     lane.front.key.store(lane.stream.key, std::memory_order_release);
   }
@@ -134,7 +133,6 @@ class LaneTable {
     return lane;
   }
 
-  const bool fronts_;
   std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
   std::size_t count_ = 0;
   std::atomic<int> held_{0};

@@ -56,8 +56,8 @@ class Ledger {
     return (slot + 1) * kShards + mine;
   }
 
-  // Forgets the live block at `ptr`, unless another thread has done so. `look` sees what was known of it, under the shard's
-  // lock.
+  // Forgets the live block at `ptr`, unless another thread has done so. `look` sees what was known of it and whose it was, under
+  // the shard's lock.
   template <typename Look>
   [[gnu::always_inline]] void close(EntryId id, std::uintptr_t ptr, Look look) noexcept {
     Shard& shard = shards_[id % kShards];
@@ -67,7 +67,7 @@ class Ledger {
     if (stored.ptr != ptr) [[unlikely]] return;
     Holder& holder = shard.holder(stored.holder / kShards);
     note_peaks(shard, holder);
-    look(std::as_const(stored));
+    look(std::as_const(stored), std::as_const(holder.key));
     const auto bytes = static_cast<std::int64_t>(stored.bytes);
     stored.ptr = 0;
     stored.bytes = shard.free_head;
@@ -104,7 +104,8 @@ class Ledger {
     ++stored.resized_count;
     Account& account = touched(holder);
     (delta < 0 ? account.closed_bytes : account.opened_bytes) += std::abs(delta);
-    if (shard.count(account, delta)) publish(shard, account, *holder.level);
+    shard.count(account, delta);
+    publish(shard, account, *holder.level);  // always: many small steps of a large block would add up
     moved();
     return true;
   }
@@ -142,7 +143,8 @@ class Ledger {
     std::unordered_map<HolderKey, Usage, HolderKey::Hash> sums;
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
-      for (const Holder& holder : shard.holders) {
+      for (Holder& holder : shard.holders) {
+        holder.level->publish(holder.account.unpublished_bytes);
         sums[holder.key] += holder.account.usage(holder.epoch != epoch);
       }
     }
@@ -168,7 +170,6 @@ class Ledger {
     for (Shard& shard : shards_) {
       std::scoped_lock lock(shard.lock);
       all_.publish(shard.unpublished_bytes);
-      for (Holder& holder : shard.holders) holder.level->publish(holder.account.unpublished_bytes);
     }
     return all_.bytes.load(std::memory_order_relaxed);
   }
@@ -180,6 +181,10 @@ class Ledger {
   void reset_peak() noexcept {
     const auto reset = [](Level& level) { level.peak_bytes.store(level.bytes.load()); };
     current_bytes();
+    for (Shard& shard : shards_) {
+      std::scoped_lock lock(shard.lock);
+      for (Holder& holder : shard.holders) holder.level->publish(holder.account.unpublished_bytes);
+    }
     reset(all_);
     epoch_.fetch_add(1, std::memory_order_relaxed);
     levels_.for_each([&](const HolderKey&, Level& level) { reset(level); });

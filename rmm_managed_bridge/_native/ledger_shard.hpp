@@ -41,7 +41,7 @@ struct Level {
   }
 
   void publish(std::int64_t& unpublished_bytes) noexcept {
-    bytes.fetch_add(std::exchange(unpublished_bytes, 0), std::memory_order_relaxed);
+    if (unpublished_bytes != 0) bytes.fetch_add(std::exchange(unpublished_bytes, 0), std::memory_order_relaxed);
   }
 };
 

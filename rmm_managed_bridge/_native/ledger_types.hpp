@@ -42,11 +42,10 @@ struct Usage {
   std::int64_t at_peak_bytes = 0;  // what was held when the sum over all holders was highest
   std::int64_t at_peak_count = 0;
 
-  // The peak of a sum is at most the sum of the peaks; that is what is kept.
+  // All but the peak, which is not a sum.
   Usage& operator+=(const Usage& other) noexcept {
     current_bytes += other.current_bytes;
     current_count += other.current_count;
-    peak_bytes += other.peak_bytes;
     total_bytes += other.total_bytes;
     total_count += other.total_count;
     at_peak_bytes += other.at_peak_bytes;

@@ -109,7 +109,7 @@ struct NumpyGuest {
     const Heap::Found found = Heap::find(*process, ptr);
     const auto* from = found.block == nullptr ? nullptr : static_cast<Heap*>(found.span->pool);
     if (from == nullptr || found.start != ptr) return nullptr;
-    if (process->phase() == Phase::forked && from->device() >= 0) return nullptr;
+    if (process->forked() && from->device() >= 0) return nullptr;
     void* copy = plain.allocate(bytes, false);
     if (copy != nullptr) std::memcpy(copy, ptr, std::min(bytes, found.span->block_bytes));
     return copy;

@@ -44,7 +44,6 @@ class Pool : public ForkLocks {
         driver_(driver),
         options_(options) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
-    if (options_.alone) process_.note_debug_mode();
     process_.add_locks(this);
   }
   Pool(const Pool&) = delete;

@@ -47,6 +47,8 @@ inline constexpr std::size_t kRefill = 64;
     } else if (span->block_count == 1) {
       return false;
     }
+  } else if (options_.alone) [[unlikely]] {
+    return false;
   }
   Front& front = lanes_.at(index).front;
   const Locked lock(front.lock);

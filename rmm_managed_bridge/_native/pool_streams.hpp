@@ -41,8 +41,8 @@ inline void remember(Lane& lane) noexcept {
 
 // The same, also if it does not; false if nobody holds a stream that has the handle.
 [[gnu::noinline]] inline bool Pool::find_held(CUstream handle, StreamRef& out) const noexcept {
-  if (recall(handle, out)) return true;
   std::scoped_lock lock(lock_);
+  if (recall(handle, out)) return true;  // here: another thread may close the lane's front for a moment, and does so under the lock
   Lane* const lane = lanes_.find_held(handle);
   if (lane == nullptr) return false;
   remember(*lane);

@@ -105,14 +105,17 @@ struct Process {
     if (notices.add(notice) && on_notice != nullptr) on_notice();
   }
 
-  // Nothing is to be said of each block, and the process may act: one look for the hot paths. What they need not do then is
-  // left to the slow ones.
-  bool quiet() const noexcept { return state_.load(std::memory_order_relaxed) == 0; }
+  // The process may act, and nobody wants to know of blocks that have this tag: one look for the hot paths.
+  bool quiet(std::uint32_t tag) const noexcept {
+    const unsigned state = state_.load(std::memory_order_relaxed);
+    return state == 0 || (state == kBudgets && tag == 0);
+  }
 
   bool running() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting)) == 0; }
+  bool forked() const noexcept { return (state_.load() & kForked) != 0; }    // also at its exit
+  bool exiting() const noexcept { return (state_.load() & kExiting) != 0; }  // also if it was forked
   Phase phase() const noexcept {
-    const unsigned state = state_.load();
-    return (state & kExiting) != 0 ? Phase::exiting : (state & kForked) != 0 ? Phase::forked : Phase::running;
+    return exiting() ? Phase::exiting : forked() ? Phase::forked : Phase::running;
   }
   void enter(Phase phase) noexcept {
     if (phase != Phase::running) state_.fetch_or(phase == Phase::exiting ? kExiting : kForked);
@@ -135,11 +138,8 @@ struct Process {
     return added;
   }
 
-  // A pool in debug mode wants to know whose a freed block was. For good.
-  void note_debug_mode() noexcept { state_.fetch_or(kDebug); }
-
  private:
-  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8, kDebug = 16;
+  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8;
   std::atomic<unsigned> state_{0};
   SpinLock locks_lock_;
   std::vector<ForkLocks*> locks_;

@@ -209,7 +209,21 @@ CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute which, CU
     auto found = d.pointers.find({ptr, static_cast<int>(which), d.current() == nullptr ? -1 : d.current()->device});
     if (found == d.pointers.end()) found = d.pointers.find({ptr, static_cast<int>(which), -1});
     if (found == d.pointers.end()) return CUDA_ERROR_INVALID_VALUE;
+    // A device reaches what has an address there, and the access flags say yes whatever is set (docs/design/measured.md).
+    if (which == CU_POINTER_ATTRIBUTE_ACCESS_FLAGS) {
+      *static_cast<int*>(data) = 3;
+      return CUDA_SUCCESS;
+    }
     *static_cast<int*>(data) = found->second;  // as wide as most attributes are
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool pool, CUmemLocation* location) {
+  return enter("cuMemPoolGetAccess", [&](Device& d) {
+    const auto handle = reinterpret_cast<unsigned long long>(pool);
+    const auto found = d.pointers.find({handle, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, location->id});
+    *flags = static_cast<CUmemAccess_flags>(found == d.pointers.end() ? 0 : found->second);
     return CUDA_SUCCESS;
   });
 }

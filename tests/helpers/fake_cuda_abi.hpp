@@ -13,6 +13,7 @@ using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
+using CUmemoryPool = struct CUmemPoolHandle_st*;
 using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 using CUdevice_attribute = int;
@@ -58,7 +59,13 @@ enum CUmem_advise {
   CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
   CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
 };
+enum CUmemAccess_flags {
+  CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+  CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
 inline constexpr int CU_POINTER_ATTRIBUTE_IS_MANAGED = 8;
+inline constexpr int CU_POINTER_ATTRIBUTE_ACCESS_FLAGS = 16;
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define CU_STREAM_LEGACY (reinterpret_cast<CUstream>(0x1))
 #define CU_STREAM_PER_THREAD (reinterpret_cast<CUstream>(0x2))

@@ -12,10 +12,10 @@ from helpers.fake_cuda_pool import MIB, Bench
 pytestmark = pytest.mark.fake_driver
 
 # CUpointer_attribute, CUmemorytype and CUdevice_attribute
-MEMORY_TYPE, IS_MANAGED, ORDINAL, ACCESS, MEMPOOL = 2, 8, 9, 16, 17
+MEMORY_TYPE, DEVICE_POINTER, IS_MANAGED, ORDINAL, ACCESS, MEMPOOL = 2, 3, 8, 9, 16, 17
 HOST, DEVICE = 1, 2
 MANAGED, CONCURRENT, PAGEABLE, UNIFIED = 83, 89, 88, 41
-THEIRS = 0x7F00_0000_0000
+THEIRS, POOL = 0x7F00_0000_0000, 0x5000
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def bridge(fake: FakeCuda) -> Iterator[Any]:
 
 def theirs(fake: FakeCuda, kind: int, *, device: int = 0, managed: bool = False, mempool: bool = False) -> int:
     """Return an address of another allocator, as the driver describes it."""
-    for attribute, value in ((MEMORY_TYPE, kind), (IS_MANAGED, managed), (ORDINAL, device), (MEMPOOL, mempool)):
+    for attribute, value in ((MEMORY_TYPE, kind), (IS_MANAGED, managed), (ORDINAL, device), (MEMPOOL, mempool * POOL)):
         fake.set_pointer(THEIRS, attribute, int(value))
     return THEIRS
 
@@ -115,15 +115,23 @@ def test_device_memory_follows_peer_and_pool_access(fake: FakeCuda, bridge: Any,
     ptr = theirs(fake, DEVICE, device=1, mempool=mempool)
     assert bridge.can_access(1, ptr)
     assert not bridge.can_access("cpu", ptr)
-    assert not bridge.can_access(0, ptr), "the driver does not say"
-    for flags, expected in ((0, False), (1, False), (3, True)):
-        fake.set_pointer(ptr, ACCESS, flags, seen_from=0)
-        assert bridge.can_access(0, ptr) is expected
+    assert not bridge.can_access(0, ptr), "nothing was set"
+    if mempool:
+        fake.set_pointer(ptr, DEVICE_POINTER, 1, seen_from=0)  # also where it may only be read
+        for flags, expected in ((0, False), (1, False), (3, True)):
+            fake.set_pointer(POOL, ACCESS, flags, seen_from=0)
+            assert bridge.can_access(0, ptr) is expected
+    else:
+        fake.set_pointer(ptr, ACCESS, 3)
+        assert not bridge.can_access(0, ptr), "the access flags say yes whatever is set"
+        fake.set_pointer(ptr, DEVICE_POINTER, 1, seen_from=0)
+        assert bridge.can_access(0, ptr)
     assert (fake.lib.fake_current(), fake.lib.fake_context_depth()) == (0, 1)
     fake.set_active(0, False)
     fake.clear()
     theirs(fake, DEVICE, device=1, mempool=mempool)
-    fake.set_pointer(ptr, ACCESS, 3, seen_from=0)
+    if not mempool:  # a pool's access is asked of the pool, without a context
+        fake.set_pointer(ptr, DEVICE_POINTER, 1, seen_from=0)
     fake.set_active(0, False)
     assert not bridge.can_access(0, ptr), "a device without a context was given access to nothing"
     assert fake.calls("cuDevicePrimaryCtxRetain") == 0, "and a question must not make one"

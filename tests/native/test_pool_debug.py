@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from helpers.fake_cuda import FakeCuda
+from helpers.fake_cuda import PER_THREAD, FakeCuda
 from helpers.fake_cuda_pool import KIB, Bench
 from helpers.waiting import eventually
 
@@ -39,4 +39,20 @@ def test_a_right_program_on_many_short_lived_streams_gives_everything_back(
         bench.free(ptr)
     fake.finish_all()
     assert eventually(lambda: bench.reserved_bytes == 0), bench.heap.numbers
+    assert bench.close()
+
+
+@pytest.mark.parametrize("handle", [PER_THREAD, None])
+def test_a_block_freed_in_a_capture_waits_for_no_longer_than_that(fake: FakeCuda, handle: int | None) -> None:
+    """A stream is known from before its capture, also where no block is ever taken again in front."""
+    bench = Bench(fake, pool="off")
+    stream = bench.owned() if handle is None else fake.ambient(handle)
+    ptr = bench.allocate(20 * KIB, stream)
+    fake.begin_capture(stream)
+    bench.free(ptr, stream)
+    bench.heap.trim()
+    assert bench.quarantined_bytes > 0
+    assert fake.end_capture(stream)
+    bench.heap.trim()
+    assert bench.quarantined_bytes == 0
     assert bench.close()

@@ -80,7 +80,8 @@ SUITES = {
                 "cupy_tests/core_tests/test_dlpack.py",
                 "cupy_tests/creation_tests",
             ),
-            options=("-m", "not slow and not multi_gpu"),
+            # The test left out ends in neither run: see the README.
+            options=("-m", "not slow and not multi_gpu", "-k", "not test_reuse_between_thread_same_stream"),
             frameworks=("numpy", "cupy"),
             full=(
                 "cupy_tests/core_tests",
