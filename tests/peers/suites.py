@@ -80,8 +80,7 @@ SUITES = {
                 "cupy_tests/core_tests/test_dlpack.py",
                 "cupy_tests/creation_tests",
             ),
-            # The test left out ends in neither run: see the README.
-            options=("-m", "not slow and not multi_gpu", "-k", "not test_reuse_between_thread_same_stream"),
+            options=("-m", "not slow and not multi_gpu"),
             frameworks=("numpy", "cupy"),
             full=(
                 "cupy_tests/core_tests",
