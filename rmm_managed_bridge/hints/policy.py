@@ -15,7 +15,8 @@ _Link = tuple[Hints, Any]
 _context: ContextVar[_Link | None] = ContextVar("rmm_managed_bridge.hints", default=None)
 _of_tag: dict[str, Hints] = {}
 _installed = Hints.none
-_least_bytes: int | None = None
+_noted_bytes: int | None = None  # of contexts and tags
+_least_bytes: int | None = None  # of these and of `install`
 _lock = threading.Lock()
 
 
@@ -84,7 +85,7 @@ def set_installed(hints: Hints) -> None:
     """
     global _installed
     _installed = hints
-    _note(hints)
+    _tell_least()
     hint_table.prefetch_new_blocks(hints.min_bytes if hints.placement == "device" else None)
 
 
@@ -116,11 +117,19 @@ def wants_to_know(size_bytes: int) -> bool:
 
 
 def _note(hints: Hints) -> None:
-    """Let the native entry points report blocks from this size on. Stays for the life of the process, as tags do."""
+    """Let the native entry points report blocks from this size on: for the life of the process, as tags stay."""
+    global _noted_bytes
+    if hints.placement == "device":
+        with _lock:
+            _noted_bytes = min(hints.min_bytes, hints.min_bytes if _noted_bytes is None else _noted_bytes)
+        _tell_least()
+
+
+def _tell_least() -> None:
     global _least_bytes
-    if hints.placement != "device":
-        return
     with _lock:
-        if _least_bytes is None or hints.min_bytes < _least_bytes:
-            _least_bytes = hints.min_bytes
-            hint_table.set_least_bytes(_least_bytes)
+        sizes = [] if _noted_bytes is None else [_noted_bytes]
+        if _installed.placement == "device":
+            sizes.append(_installed.min_bytes)
+        _least_bytes = min(sizes, default=None)
+        hint_table.set_least_bytes(_least_bytes)

@@ -239,3 +239,14 @@ def test_hints_that_are_none_are_an_error(value: Any) -> None:
         bridge.using_hints(value)
     with pytest.raises(bridge.ConfigError):
         Hints(value)
+
+
+def test_blocks_are_only_reported_while_somebody_wants_to_know(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_noted_bytes", None)
+    policy.set_installed(Hints.none)
+    assert not policy.wants_to_know(1 << 40)
+    policy.set_installed(Hints("device", min_bytes=3 * MIB))
+    assert [policy.wants_to_know(size) for size in (2 * MIB, 3 * MIB)] == [False, True]
+    with bridge.using_hints("device:8MiB"):
+        policy.set_installed(Hints.none)
+    assert [policy.wants_to_know(size) for size in (7 * MIB, 8 * MIB)] == [False, True], "another context may use them"
