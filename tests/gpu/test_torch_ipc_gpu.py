@@ -8,7 +8,7 @@ from helpers.programs import must_succeed, run_python
 pytestmark = [pytest.mark.requires("gpu", "torch"), pytest.mark.behaviour("D6")]
 
 START = """
-import multiprocessing.reduction
+import multiprocessing.reduction, os, sys
 import numpy as np, rmm, torch, torch.multiprocessing
 import rmm_managed_bridge as bridge
 
@@ -70,6 +70,8 @@ try:
     assert theirs.untyped_storage()._share_cuda_()
 except RuntimeError as error:  # a container may forbid it: then it is PyTorch's own error that arrives
     assert not isinstance(error, bridge.BridgeError), error
+sys.stdout.flush()
+os._exit(0)  # PyTorch says at its exit that nobody has opened what it exported
 """
     )
 
