@@ -24,7 +24,5 @@ def test_the_driver_does_what_the_fake_does(
 ) -> None:
     tried = list(try_out(driver, fact))
     record_property("observed", summary(tried))
-    if not fact.measured:
-        print(f"\n{fact.name}\n{summary(tried)}")
     wrong = [(case, observed) for case, observed in tried if observed != case.expected]
     assert not wrong, summary(wrong)

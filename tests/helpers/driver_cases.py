@@ -92,7 +92,6 @@ class Fact:
     elsewhere: tuple[bool, ...] = (False, True)
     thread_modes: tuple[int, ...] = (GLOBAL, RELAXED)
     captures: bool = True
-    measured: bool = True  # False: `seen` is what the fake does, and nobody knows about the real driver
 
 
 class Observed(NamedTuple):

@@ -6,7 +6,6 @@ The fake driver and the real one are both held to it: tests/native/test_fake_cud
 import itertools
 import time
 from collections.abc import Callable
-from functools import partial
 
 from helpers.cuda_driver import (
     ACTIVE,
@@ -28,7 +27,6 @@ from helpers.fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL
 
 CU_STREAM_LEGACY = 1  # the same stream as handle 0
 SAME = (False,)  # only on the thread that began the capture
-assumed = partial(Fact, measured=False)
 
 
 def unless_unsafe(case: Case) -> bool:
@@ -133,7 +131,7 @@ def in_capture() -> list[Fact]:
         Fact("a synchronisation of the context", lose_by_the_context, UNSUPPORTED, False),
         Fact("an event of the context", lambda s: s.driver.context_record(s.event), UNSUPPORTED, False),
         Fact("another stream joins it", join_and(lambda s: s.driver.status(s.other)), ((OK, OK), active)),
-        assumed(
+        Fact(
             "work on another stream that joined it",
             join_and(lambda s: s.driver.enqueue(s.other)),
             ((OK, OK), OK),
