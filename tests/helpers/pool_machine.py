@@ -30,6 +30,7 @@ class Line:
     thread: int = 0  # where its handle means it
     usable: bool = True
     captured: bool = False
+    captures: int = 0  # how many it has had, the one that goes on among them
     needs_sign: bool = False  # a block waits for a sign that the capture of this borrowed stream is over
 
     @property
@@ -49,8 +50,12 @@ class Block:
     shown: list[Line] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)  # which the bridge cannot know of: see `copy_out`
-    graphs: list[Line] = field(default_factory=list)  # captured while the block was used there
+    graphs: list[tuple[Line, int]] = field(default_factory=list)  # and which of the line's captures used the block
     pattern: int = field(default_factory=lambda: next(_patterns))  # what a CPU block is filled with
+
+    def in_capture(self) -> bool:
+        """Return True while a capture that has used the block goes on; a later one of that stream does not count."""
+        return any(line.captured and line.captures == number for line, number in self.graphs)
 
     def overlaps(self, other: "Block") -> bool:
         return self.ptr < other.ptr + other.size and other.ptr < self.ptr + self.size
@@ -160,6 +165,7 @@ class StreamMachine(RuleBasedStateMachine):
         if line is not None and sum(x.captured for x in self.lines) < 2:
             self.call(line, lambda: self.fake.begin_capture(line.stream, mode))
             line.captured = True
+            line.captures += 1
 
     @rule(pick=PICK)
     def end_capture(self, pick: int) -> None:

@@ -98,7 +98,7 @@ class PoolMachine(StreamMachine):
         for old in self.freed:
             if not old.overlaps(block):
                 continue
-            assert not any(line.captured for line in old.graphs), "the block of a capture that goes on was handed out"
+            assert not old.in_capture(), "the block of a capture that goes on was handed out"
             for operation in old.operations + old.copies:
                 if block.line is None:
                     assert self.fake.done(operation), "host-ordered memory with unfinished device work"
@@ -116,7 +116,7 @@ class PoolMachine(StreamMachine):
     def still_used(self, block: Block) -> bool:
         block.operations = [each for each in block.operations if not self.fake.done(each)]
         block.copies = [each for each in block.copies if not self.fake.done(each)]
-        return bool(block.operations or block.copies) or any(line.captured for line in block.graphs)
+        return bool(block.operations or block.copies) or block.in_capture()
 
     @precondition(lambda self: self.live)
     @rule(which=PICK, pick=PICK, state_stream=st.booleans())
@@ -132,7 +132,7 @@ class PoolMachine(StreamMachine):
         self.check_mark(block)
         self.live.remove(block)
         self.freed.append(block)
-        for line in (stated, *block.graphs):
+        for line in (stated, *(line for line, _ in block.graphs)):
             if line is not None and line.captured and not line.held:
                 line.needs_sign = True
         self.call(stated, lambda: block.bench.free(block.ptr, stated and stated.stream))
@@ -190,7 +190,7 @@ class PoolMachine(StreamMachine):
         if operation >= 0:
             block.operations.append(operation)
         else:
-            block.graphs.append(line)
+            block.graphs.append((line, line.captures))
 
     @precondition(lambda self: any(block.cpu for block in self.live))
     @rule(which=PICK, pick=PICK)
