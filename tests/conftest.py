@@ -147,6 +147,19 @@ def host_heap(make_heap: Callable[..., Any]) -> Any:
     return make_heap()
 
 
+@pytest.fixture
+def numpy_as_before(host_heap: Any) -> Iterator[None]:
+    """Have a host pool for the test, which leaves NumPy as it was in its context."""
+    from helpers.programs import owned
+
+    from rmm_managed_bridge._native import numpy_handler
+
+    before = numpy_handler.current()
+    yield
+    assert numpy_handler.current() is before
+    assert not owned()
+
+
 class ManagedBudget:
     """How much managed memory one test has said it may hold."""
 

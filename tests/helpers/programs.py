@@ -133,3 +133,12 @@ def recorded_events(limit: int) -> Iterator[None]:
     finally:
         bridge.record_events(0, every_event=False)
         bridge.record_events(1000, every_event=False)
+
+
+def owned() -> bool:
+    """Tell whether a new NumPy array comes from the bridge, here and now."""
+    import numpy as np
+
+    import rmm_managed_bridge as bridge
+
+    return bridge.owns(np.ones(10))

@@ -7,7 +7,7 @@ import pytest
 
 from rmm_managed_bridge._native import core
 from rmm_managed_bridge.config import BridgeConfig
-from rmm_managed_bridge.pools import HostPools
+from rmm_managed_bridge.pools import HostPools, RmmPools
 
 # The package's name `install` is the function.
 _install = importlib.import_module("rmm_managed_bridge.install")
@@ -26,6 +26,18 @@ class OneDevicePools(HostPools):
     def renew(self, devices: Any) -> None:
         super().renew(devices)
         self.heaps = {0: self.cpu_heap}
+
+
+class UnattachedPools(RmmPools):
+    """Those of `install`, which RMM is not told of: its current resource is made by the CUDA runtime."""
+
+    def attach(self) -> None:
+        pass
+
+    def detach(self) -> list[str]:
+        for heap in self.all_heaps():
+            heap.retire()
+        return []
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from helpers.fake_cuda import GLOBAL, FakeCuda
 from helpers.fake_cuda_pool import MIB, Bench
+from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import pools, traits
+from rmm_managed_bridge import traits
 from rmm_managed_bridge._native import core
 
 pytestmark = pytest.mark.fake_driver
@@ -21,21 +22,13 @@ pytestmark = pytest.mark.fake_driver
 MANAGED_MEMORY, CONCURRENT_MANAGED_ACCESS = 83, 89
 
 
-class FakePools(pools.RmmPools):
+class FakePools(UnattachedPools):
     """The pools of `install` on the fake driver: RMM's own classes need the real runtime."""
 
     def _make(self, device: int) -> Any:
         concurrent = traits.device_traits(device).concurrent_managed_access
         heap = core.host_heap(ordered=True, device=device, kind="managed", concurrent=concurrent)
         return SimpleNamespace(heap=heap)
-
-    def attach(self) -> None:
-        pass
-
-    def detach(self) -> list[str]:
-        for heap in self.all_heaps():
-            heap.retire()
-        return []
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 import rmm
 from helpers.fake_cuda import FakeCuda
 from helpers.fake_cuda_pool import MIB, Bench
+from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import pools, resource, traits
+from rmm_managed_bridge import resource, traits
 from rmm_managed_bridge._native import core
 
 pytestmark = pytest.mark.fake_driver
@@ -32,24 +33,12 @@ class Resource:
         self.heap = core.host_heap(ordered=True, device=device, kind="system", track=track)
 
 
-class Pools(pools.RmmPools):
-    """Those of `install`, which RMM is not told of: its current resource is made by the CUDA runtime."""
-
-    def attach(self) -> None:
-        pass
-
-    def detach(self) -> list[str]:
-        for heap in self.all_heaps():
-            heap.retire()
-        return []
-
-
 @pytest.fixture
 def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return ``install(pageable=...)`` for the system backend on the fake driver."""
     from rmm._cuda import gpu
 
-    monkeypatch.setattr(sys.modules["rmm_managed_bridge.install"], "RmmPools", Pools)
+    monkeypatch.setattr(sys.modules["rmm_managed_bridge.install"], "RmmPools", UnattachedPools)
     monkeypatch.setattr(rmm.mr, "SystemMemoryResource", SystemMemory)
     monkeypatch.setattr(resource, "ManagedBridgeResource", Resource)
     monkeypatch.setattr(gpu, "getDevice", lambda: 0)

@@ -10,26 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.programs import must_succeed, run_python
+from helpers.programs import must_succeed, owned, run_python
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import core, numpy_handler
 
-pytestmark = pytest.mark.behaviour("N2")
-
-
-def owned() -> bool:
-    """Tell whether a new array comes from the bridge, here and now."""
-    return bridge.owns(np.ones(10))
-
-
-@pytest.fixture(autouse=True)
-def as_before(host_heap: Any) -> Any:
-    """Every test has a host pool, and leaves NumPy as it was in its context."""
-    before = numpy_handler.current()
-    yield
-    assert numpy_handler.current() is before
-    assert not owned()
+pytestmark = [pytest.mark.behaviour("N2"), pytest.mark.usefixtures("numpy_as_before")]
 
 
 def test_every_call_is_inside_and_what_comes_between_is_not() -> None:

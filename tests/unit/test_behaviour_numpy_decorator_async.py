@@ -6,28 +6,12 @@ import inspect
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
-import numpy as np
 import pytest
-from helpers.programs import must_succeed, run_python
+from helpers.programs import must_succeed, owned, run_python
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import numpy_handler
 
-pytestmark = pytest.mark.behaviour("N2")
-
-
-def owned() -> bool:
-    """Tell whether a new array comes from the bridge, here and now."""
-    return bridge.owns(np.ones(10))
-
-
-@pytest.fixture(autouse=True)
-def as_before(host_heap: Any) -> Any:
-    """Every test has a host pool, and leaves NumPy as it was in its context."""
-    before = numpy_handler.current()
-    yield
-    assert numpy_handler.current() is before
-    assert not owned()
+pytestmark = [pytest.mark.behaviour("N2"), pytest.mark.usefixtures("numpy_as_before")]
 
 
 class Pause:
