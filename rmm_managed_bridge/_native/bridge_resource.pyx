@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""ManagedBridgeResource: ledger over pool over an upstream RMM resource. See bridge_resource.hpp."""
+"""ManagedBridgeResource: ledger over pool over an upstream RMM resource. See rmm.hpp."""
 
 cimport cython
 from cython.operator cimport dereference
@@ -22,7 +22,7 @@ from rmm.pylibrmm.stream import DEFAULT_STREAM
 from rmm_managed_bridge._native.core import KINDS, TRACKS
 
 
-cdef extern from "bridge_resource.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/rmm.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass BridgeResource:
         BridgeResource(CHeap* heap, Origin* origin, uint8_t framework)
 

@@ -12,7 +12,7 @@ cdef extern from "cuda.h" nogil:
     ctypedef CUstream_st* CUstream
 
 
-cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass HolderKey:
         uint32_t site
         uint32_t tag
@@ -186,7 +186,7 @@ cdef extern from "heap.hpp" namespace "rmm_bridge" nogil:
         void prefetch_new(void* ptr, size_t size_bytes, CUstream stream)
 
 
-cdef extern from "call_site.hpp" namespace "rmm_bridge":
+cdef extern from "entry/call_site.hpp" namespace "rmm_bridge":
     cdef cppclass Origin:
         bool tags_used
         Provenance capture(uint8_t framework, Track track) noexcept

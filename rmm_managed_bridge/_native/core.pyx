@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""The process-wide native state (ledger, page map, history, driver) and heaps on it. See heap.hpp."""
+"""The process-wide native state (ledger, page map, history, driver) and heaps on it. See tracked_pool.hpp."""
 
 import atexit
 import itertools
@@ -20,7 +20,7 @@ cdef extern from "Python.h":
     void PyErr_SetInterrupt()
 
 
-cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
     void install_hooks(CProcess* process, void (*closed)() noexcept, void (*notice)() noexcept,
                        bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
     void stop_keeper(CProcess* process)
@@ -41,7 +41,7 @@ cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
     void set_internal(Origin* origin, vector[string] prefixes) except +
     Origin* new_origin(CProcess* process, object tag_variable) except +
 
-KINDS = ("host", "managed", "system", "device", "pinned")  # heap.hpp knows the numbers of the first two
+KINDS = ("host", "managed", "system", "device", "pinned")  # tracked_pool.hpp knows the numbers of the first two
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
 
@@ -221,7 +221,7 @@ def heaps():
 def close_ended():
     """Let go of what heaps stood on that have ended: the interpreter may not have got round to it.
 
-    See `call_soon` in core_hooks.hpp.
+    See `call_soon` in interpreter.hpp.
     """
     cdef Heap heap
     for heap in list(_heaps):

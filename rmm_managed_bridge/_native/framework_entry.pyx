@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""The native entry points for CuPy and PyTorch. See framework_entry.hpp."""
+"""The native entry points for CuPy and PyTorch. See frameworks.hpp."""
 
 from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF, PyObject
@@ -10,7 +10,7 @@ from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin, Refusal
 
 
-cdef extern from "framework_entry.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/frameworks.hpp" namespace "rmm_bridge" nogil:
     const int kDevices
 
     cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":

@@ -9,7 +9,7 @@ from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CProcess, CUstream, Refusal
 
 
-cdef extern from "hint_hooks.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "pool/hint_calls.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass Hinted:
         uintptr_t low
         uintptr_t high

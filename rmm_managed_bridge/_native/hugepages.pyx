@@ -7,7 +7,7 @@ from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CProcess
 
 
-cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
     int64_t advised_bytes(CProcess* process)
     uint64_t advice_calls(CProcess* process)
     uint64_t advice_failures(CProcess* process)

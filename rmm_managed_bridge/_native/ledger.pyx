@@ -17,7 +17,7 @@ from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.records import Allocation, CallSite, Event, History, Holder, Peak, Snapshot, Usage
 
 
-cdef extern from "core_hooks.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
     void record_all_events(CProcess* process, bool on)
     uint64_t foreign_frees(CProcess* process)
     uint64_t size_mismatches(CProcess* process)

@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""NumPy's data-memory handler. See numpy_handler.hpp and NEP 49."""
+"""NumPy's data-memory handler. See numpy_python.hpp and NEP 49."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetPointer
 from cpython.ref cimport PyObject
@@ -14,7 +14,7 @@ from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin, Refusal
 cimport numpy as cnp
 
 
-cdef extern from "numpy_handler.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/numpy_python.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":
         void store(CHeap* heap)
         CHeap* load()

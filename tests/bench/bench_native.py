@@ -25,7 +25,7 @@ def build(folder: Path) -> Path:
     program = folder / "native_pairs"
     source = Path(__file__).with_name("native_pairs.cpp")
     subprocess.run(
-        ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{NATIVE}", *includes, source, "-o", program, "-pthread"],
+        ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{NATIVE / 'cpp'}", *includes, source, "-o", program, "-pthread"],
         check=True,
     )
     return program

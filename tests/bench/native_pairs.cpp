@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "heap.hpp"
+#include "pool/tracked_pool.hpp"
 
 using namespace rmm_bridge;
 

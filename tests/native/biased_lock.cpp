@@ -1,5 +1,5 @@
 // biased_lock.hpp alone: an owner that goes in and out all the time, and others that come in between.
-#include "biased_lock.hpp"
+#include "base/biased_lock.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "numpy_guest.hpp"
+#include "entry/numpy.hpp"
 
 using namespace rmm_bridge;
 

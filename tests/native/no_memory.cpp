@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-#include "hint_hooks.hpp"
+#include "pool/hint_calls.hpp"
 
 using namespace rmm_bridge;
 

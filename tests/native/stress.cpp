@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "hint_hooks.hpp"
+#include "pool/hint_calls.hpp"
 
 using namespace rmm_bridge;
 

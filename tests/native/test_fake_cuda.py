@@ -49,7 +49,7 @@ def test_it_does_what_the_real_driver_does(fake: FakeCuda, driver: Driver, fact:
 
 
 def test_it_exports_all_that_the_bridge_calls(fake: FakeCuda) -> None:
-    header = Path(rmm_managed_bridge.__file__).parent / "_native" / "driver.hpp"
+    header = Path(rmm_managed_bridge.__file__).parent / "_native" / "cpp" / "driver" / "driver.hpp"
     if not header.exists():
         pytest.skip("an installed package has no headers")
     symbols = re.findall(r'^  X\(\w+, \w+, "(\w+)"\)', header.read_text(), re.MULTILINE)

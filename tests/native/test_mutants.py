@@ -48,114 +48,114 @@ class Mutant(NamedTuple):
 NOT_CAPTURING = "capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE"
 MUTANTS = {
     "a thief does not wait": Mutant(
-        "pool_order.hpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
+        "pool/synchronize.hpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
     ),
-    "no quarantine": Mutant("pool_frees.hpp", "if (batch.waits.empty()) {", "if (true) {"),
-    "the host takes what streams freed": Mutant("pool_frees.hpp", "(!exposed && !on_stream)", "!exposed"),
-    "views are forgotten": Mutant("pool_order.hpp", " || !mark(process_, block, Block::kExposed)", ""),
-    "only the last view counts": Mutant("pool_frees.hpp", "if (index != own) lanes.push_back(index);", ""),
+    "no quarantine": Mutant("pool/free.hpp", "if (batch.waits.empty()) {", "if (true) {"),
+    "the host takes what streams freed": Mutant("pool/free.hpp", "(!exposed && !on_stream)", "!exposed"),
+    "views are forgotten": Mutant("pool/synchronize.hpp", " || !mark(process_, block, Block::kExposed)", ""),
+    "only the last view counts": Mutant("pool/free.hpp", "if (index != own) lanes.push_back(index);", ""),
     "held streams that nobody told of are left out": Mutant(
-        "pool_frees.hpp", "if (lane.owned && std::find(", "if (false && std::find("
+        "pool/free.hpp", "if (lane.owned && std::find(", "if (false && std::find("
     ),
     "what the CPU frees is ready at once": Mutant(
-        "pool.hpp", "options_.cautious && (lanes_.any_held() ||", "false && ("
+        "pool/pool.hpp", "options_.cautious && (lanes_.any_held() ||", "false && ("
     ),
     "what the CPU frees waits for no stream": Mutant(
-        "pool_frees.hpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
+        "pool/free.hpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
     ),
-    "a borrowed stream's event is lost": Mutant("pool_frees.hpp", "lane.events.push_back(event);", ""),
+    "a borrowed stream's event is lost": Mutant("pool/free.hpp", "lane.events.push_back(event);", ""),
     "quarantine ends at the first look": Mutant(
-        "pool_wait.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
+        "pool/wait.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
     ),
     "a borrowed lane counts as finished": Mutant(
-        "pool_wait.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
+        "pool/wait.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
     ),
-    "a lane is closed without an event": Mutant("pool_release.hpp", "record = lane.owned;", "record = false;"),
+    "a lane is closed without an event": Mutant("pool/trim.hpp", "record = lane.owned;", "record = false;"),
     "a view does not wait": Mutant(
-        "pool_order.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
+        "pool/synchronize.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
     "a front takes what was freed on another stream": Mutant(
-        "pool_front.hpp", " || (stream != nullptr && key != stream->key)", ""
+        "pool/front.hpp", " || (stream != nullptr && key != stream->key)", ""
     ),
-    "a front takes what a view showed": Mutant("pool.hpp", "if (exposed || !put_front(", "if (!put_front("),
+    "a front takes what a view showed": Mutant("pool/pool.hpp", "if (exposed || !put_front(", "if (!put_front("),
     "every stream counts as held": Mutant(
-        "lanes.hpp",
+        "streams/lane_table.hpp",
         "(stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey))",
         "(true)",
     ),
-    "an unseen per-thread stream counts as held": Mutant("lanes.hpp", " && stream.key != StreamRef::kUnseenKey", ""),
-    "a guess is as good as an id": Mutant("pool_frees.hpp", "stream.guessed ? Recorded::capturing : ", ""),
+    "an unseen per-thread stream counts as held": Mutant("streams/lane_table.hpp", " && stream.key != StreamRef::kUnseenKey", ""),
+    "a guess is as good as an id": Mutant("pool/free.hpp", "stream.guessed ? Recorded::capturing : ", ""),
     "the cpu does not wait": Mutant(
-        "pool_order.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
+        "pool/synchronize.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
-        "pool_streams.hpp", "{events_->id_of(handle), handle}", "{reinterpret_cast<std::uint64_t>(handle), handle}"
+        "pool/stream_lookup.hpp", "{events_->id_of(handle), handle}", "{reinterpret_cast<std::uint64_t>(handle), handle}"
     ),
     "a remembered lane may be another stream's": Mutant(
-        "pool_streams.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
+        "pool/stream_lookup.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
     ),
-    "a remembered lane may be another pool's": Mutant("pool_streams.hpp", "seen.lane->home == &lanes_ &&", ""),
+    "a remembered lane may be another pool's": Mutant("pool/stream_lookup.hpp", "seen.lane->home == &lanes_ &&", ""),
     "a captured stream is asked for its id": Mutant(
-        "pool_streams.hpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
+        "pool/stream_lookup.hpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
     ),
     "a held stream is asked for its id": Mutant(
-        "pool_streams.hpp",
+        "pool/stream_lookup.hpp",
         "if (recall(handle, out)) [[likely]] return Refusal::none;\n  if (!find_held(handle, out)) out =",
         "out =",
     ),
-    "a sign counts for what came after it": Mutant("pool_streams.hpp", "if (batch.number >= later) break;", ""),
+    "a sign counts for what came after it": Mutant("pool/stream_lookup.hpp", "if (batch.number >= later) break;", ""),
     "a stream that is seen again is no sign": Mutant(
-        "pool_blocks.hpp", "if (!want.held) seen_again(want.lane, stream);", ""
+        "pool/allocate.hpp", "if (!want.held) seen_again(want.lane, stream);", ""
     ),
-    "per-thread streams are one": Mutant("order.hpp", "id_of(stream.handle) != stream.key", "false"),
+    "per-thread streams are one": Mutant("streams/lane.hpp", "id_of(stream.handle) != stream.key", "false"),
     "a captured per-thread stream is asked for its id": Mutant(
-        "order.hpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n      if (id_of", "if (id_of"
+        "streams/lane.hpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n      if (id_of", "if (id_of"
     ),
-    "captured events are kept": Mutant("order.hpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
+    "captured events are kept": Mutant("streams/lane.hpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
     "a per-thread stream is looked at in the current context": Mutant(
-        "pool_streams.hpp", "const DriverScope scope(driver_, events_->context());", ""
+        "pool/stream_lookup.hpp", "const DriverScope scope(driver_, events_->context());", ""
     ),
     "an event on a barred legacy stream": Mutant(
-        "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
+        "streams/lane.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
     ),
     "a wait on a barred legacy stream": Mutant(
-        "order.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
+        "streams/lane.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
     ),
     "captures are served": Mutant(
-        "pool_streams.hpp",
+        "pool/stream_lookup.hpp",
         "if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;",
         "",
     ),
     "the legacy stream is asked for its id": Mutant(
-        "pool_streams.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
+        "pool/stream_lookup.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
     ),
     "the capture mode is not relaxed": Mutant(
-        "driver.hpp", "mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;", "mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;"
+        "driver/driver.hpp", "mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;", "mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;"
     ),
-    "no context is pushed": Mutant("driver.hpp", "pushed_(context != nullptr)", "pushed_(false)"),
+    "no context is pushed": Mutant("driver/driver.hpp", "pushed_(context != nullptr)", "pushed_(false)"),
     "waits hold the GIL": Mutant(
-        "process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
+        "pool/process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
     ),
     "blocks are freed twice": Mutant(
-        "heap.hpp",
+        "pool/tracked_pool.hpp",
         "if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(",
         "if (false) return refuse_free(",
     ),
     "advice outlives its block": Mutant(
-        "heap.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
+        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
     ),
     "a resized block takes its advice along": Mutant(
-        "heap_resize.hpp",
+        "pool/tracked_pool_resize.hpp",
         "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);",
         "",
     ),
-    "a resize copies at once": Mutant("heap_resize.hpp", "if (exposed) {", "if (false) {"),
+    "a resize copies at once": Mutant("pool/tracked_pool_resize.hpp", "if (exposed) {", "if (false) {"),
     "a resize forgets that its block was shown": Mutant(
-        "heap_resize.hpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
+        "pool/tracked_pool_resize.hpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
     ),
-    "advice on a neighbour's page is undone": Mutant("hint_table.hpp", "if (it == found ||", "if (true ||"),
-    "advice on a shared page stays for ever": Mutant("hint_table.hpp", "other.advice |= ended.advice;", ""),
-    "a forked child frees": Mutant("heap.hpp", "if (!process.running()) [[unlikely]] return Freed::ignored;", ""),
+    "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
+    "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),
+    "a forked child frees": Mutant("pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]] return Freed::ignored;", ""),
 }
 
 wanted = pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant")
@@ -163,14 +163,14 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS)
 
 
 def test_every_mutant_leaves_out_something_that_is_there() -> None:
-    native = TESTS.parents[1] / "rmm_managed_bridge" / "_native"
+    native = TESTS.parents[1] / "rmm_managed_bridge" / "_native" / "cpp"
     assert [name for name, each in MUTANTS.items() if each.old not in (native / each.header).read_text()] == []
 
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a copy of the package whose core has been built there, without optimisation."""
-    if not (PACKAGE / "_native" / "pool.hpp").exists() or fake_cuda.cuda_include() is None:
+    if not (PACKAGE / "_native" / "cpp" / "pool" / "pool.hpp").exists() or fake_cuda.cuda_include() is None:
         pytest.skip("the sources of the core and the CUDA headers are needed")
     folder = tmp_path_factory.mktemp("mutants")
     shutil.copytree(PACKAGE, folder / "source" / "rmm_managed_bridge")
@@ -227,7 +227,7 @@ def first_failure(root: Path, config: pytest.Config, suites: list[str]) -> str |
 @pytest.mark.parametrize("name", [name for name in MUTANTS if WANTED in ("", "1") or WANTED in name])
 def test_the_mutant_is_caught(workshop: Path, pytestconfig: pytest.Config, name: str) -> None:
     mutant = MUTANTS[name]
-    header = workshop / "source" / "rmm_managed_bridge" / "_native" / mutant.header
+    header = workshop / "source" / "rmm_managed_bridge" / "_native" / "cpp" / mutant.header
     text = header.read_text()
     header.write_text(text.replace(mutant.old, mutant.new))
     try:

@@ -7,7 +7,7 @@ import pytest
 from helpers.fake_cuda import UNITS, cuda_include
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parents[1] / "rmm_managed_bridge" / "_native"
+NATIVE = HERE.parents[1] / "rmm_managed_bridge" / "_native" / "cpp"
 
 pytestmark = pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.fake_cuda import UNITS, cuda_include
 
-NATIVE = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native"
+NATIVE = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native" / "cpp"
 SANITIZERS = {"threads": "thread", "addresses": "address,undefined"}
 LONG = os.environ.get("BRIDGE_STRESS_STEPS")  # 20000 and more; each test has a short form for CI
 

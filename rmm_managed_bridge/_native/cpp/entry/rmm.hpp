@@ -1,0 +1,148 @@
+// The heap as an RMM resource, and an RMM resource as the heap's upstream. The one header that includes RMM.
+#pragma once
+
+#include <rmm/aligned.hpp>
+#include <rmm/error.hpp>
+#include <rmm/resource_ref.hpp>
+
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "entry/call_site.hpp"
+#include "pool/tracked_pool.hpp"
+
+namespace rmm_bridge {
+
+// Large pieces from an RMM resource, always on one stream of our own that never blocks on the legacy stream and never
+// is captured: RMM's pool records events on the streams it is called with, and asks for their ids.
+class RmmUpstream final : public Upstream {
+ public:
+  RmmUpstream(cuda::mr::any_resource<cuda::mr::device_accessible> resource, const Driver* driver, CUcontext context)
+      : resource_(std::in_place, std::move(resource)), driver_(driver), context_(context) {
+    if (driver_ == nullptr) return;
+    DriverScope scope(driver_, context_);
+    if (driver_->stream_create(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) throw std::bad_alloc();
+    if (driver_->event_create(&event_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) throw std::bad_alloc();
+  }
+
+  // The last reference to a pool of RMM's frees what it has, perhaps while another thread captures.
+  ~RmmUpstream() override {
+    DriverScope scope(driver_, context_);
+    resource_.reset();
+  }
+
+  void* allocate(std::size_t bytes) noexcept override {
+    DriverScope scope(driver_, context_);
+    void* ptr = nullptr;
+    try {
+      ptr = resource_->allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+    } catch (...) {  // out of memory in any of the ways that resources have; the caller reports what it asked for
+      return nullptr;
+    }
+    // A pool that others use too may have given memory that their work still touches, and only made our stream wait.
+    if (driver_ != nullptr && (driver_->event_record(event_, stream_) != CUDA_SUCCESS ||
+                               driver_->event_synchronize(event_) != CUDA_SUCCESS)) {
+      return nullptr;  // the device is in an error state: the memory stays lost
+    }
+    return ptr;
+  }
+
+  void deallocate(void* ptr, std::size_t bytes) noexcept override {
+    DriverScope scope(driver_, context_);
+    resource_->deallocate(cuda::stream_ref{stream_}, ptr, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+  }
+
+  bool gives_zeros() const noexcept override { return false; }
+  std::size_t chunk_bytes() const noexcept override { return std::size_t{32} << 20; }
+
+ private:
+  std::optional<cuda::mr::any_resource<cuda::mr::device_accessible>> resource_;  // empty only at the end
+  const Driver* driver_;
+  CUcontext context_;
+  CUstream stream_ = nullptr;  // it and the event stay with the context: the upstream ends when the heap closes
+  CUevent event_ = nullptr;
+};
+
+// What RMM copies and calls, from any thread, with or without the GIL.
+class BridgeResource {
+ public:
+  BridgeResource(Heap* heap, Origin* origin, std::uint8_t framework)
+      : heap_(heap), origin_(origin), framework_(framework) {}
+
+  void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* ptr = take(stream.get(), false, bytes, alignment);
+    if (heap_->prefetches_new(bytes)) [[unlikely]] heap_->prefetch_new(ptr, bytes, stream.get());
+    return ptr;
+  }
+
+  void deallocate(cuda::stream_ref stream, void* ptr, std::size_t bytes, std::size_t) noexcept {
+    CUstream handle = stream.get();
+    Heap::deallocate(heap_->process(), ptr, bytes, &handle, who());
+  }
+
+  // Host-ordered: no stream has work on it, none is waited for, and there is none to prefetch it on.
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return take(nullptr, true, bytes, alignment); }
+
+  // The caller promises, as with any resource, that the device is done with the block.
+  void deallocate_sync(void* ptr, std::size_t bytes, std::size_t) noexcept {
+    Heap::deallocate(heap_->process(), ptr, bytes, nullptr, who());
+  }
+
+  bool operator==(const BridgeResource& other) const noexcept { return heap_ == other.heap_; }
+  friend void get_property(const BridgeResource&, cuda::mr::device_accessible) noexcept {}
+
+ private:
+  Provenance who() noexcept { return origin_->capture(framework_, heap_->track()); }
+
+  void* take(CUstream stream, bool host_ordered, std::size_t bytes, std::size_t alignment) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > kGranule) {
+      throw std::invalid_argument("rmm_managed_bridge: an alignment is a power of two up to 262144");
+    }
+    const Request request{.bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered,
+                          .stream = stream, .who = who()};
+    Refusal refusal;
+    void* ptr = heap_->allocate(request, refusal);
+    switch (refusal) {
+      case Refusal::none:
+        return ptr;
+      case Refusal::out_of_memory:
+        throw rmm::out_of_memory("rmm_managed_bridge: out of memory");
+      case Refusal::over_budget:
+        throw rmm::out_of_memory("rmm_managed_bridge: the limit of the tag would be passed");
+      case Refusal::capturing:
+        throw std::runtime_error(
+            "rmm_managed_bridge: managed memory cannot be allocated on a stream that is being captured; allocate "
+            "before the capture begins");
+      case Refusal::bad_stream:
+      case Refusal::unheld_stream:
+        break;
+    }
+    throw std::invalid_argument("rmm_managed_bridge: this is not a stream of the resource's device");
+  }
+
+  Heap* heap_;
+  Origin* origin_;
+  std::uint8_t framework_;
+};
+
+static_assert(cuda::mr::resource_with<BridgeResource, cuda::mr::device_accessible>);
+
+inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstream, bool ordered, int device,
+                          const PoolOptions& options, int kind, int track) {
+  CUcontext context = nullptr;
+  const Driver* driver = ordered ? &process->driver : nullptr;
+  if (ordered && driver->primary_retain(&context, device) != CUDA_SUCCESS) {
+    throw std::runtime_error("the CUDA driver gives no context for device " + std::to_string(device));
+  }
+  auto owned = std::make_unique<RmmUpstream>(
+      cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
+  return new Heap(*process, std::move(owned), driver, context, options, device, static_cast<std::uint8_t>(kind),
+                  static_cast<Track>(track));
+}
+
+}  // namespace rmm_bridge

@@ -1,0 +1,98 @@
+// From any address to the span that holds it, without a lock: what is ours, and which block it lies in.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+
+#include "base/spin_lock.hpp"
+
+namespace rmm_bridge {
+
+struct Span;
+
+// Spans are whole granules. 256 KiB keeps the waste of a 2 MiB block within 12.5 % and is a multiple of the 64 KiB
+// page that CPU and GPU blocks must not share.
+inline constexpr unsigned kGranuleBits = 18;
+inline constexpr std::size_t kGranule = std::size_t{1} << kGranuleBits;
+
+class PageMap {
+ public:
+  // Null for an address that no live span covers.
+  [[gnu::always_inline]] Span* find(const void* address) const noexcept {
+    const auto number = reinterpret_cast<std::uintptr_t>(address) >> kGranuleBits;
+    if (number >> (2 * kLevelBits)) return nullptr;
+    const Leaf* leaf = root_[number >> kLevelBits].load(std::memory_order_acquire);
+    Span* span = leaf == nullptr ? nullptr : leaf->spans[number & kMask].load(std::memory_order_acquire);
+    return span != nullptr || alone_count_.load(std::memory_order_relaxed) == 0 ? span : find_alone(address);
+  }
+
+  // Debug mode: a piece that is one block, wherever it lies. Throws std::bad_alloc.
+  void set_alone(const void* base, std::size_t bytes, Span* span) {
+    const auto start = reinterpret_cast<std::uintptr_t>(base);
+    std::scoped_lock lock(alone_lock_);
+    alone_[start] = {start + bytes, span};
+    alone_count_.store(alone_.size(), std::memory_order_relaxed);
+  }
+  void clear_alone(const void* base) noexcept {
+    std::scoped_lock lock(alone_lock_);
+    alone_.erase(reinterpret_cast<std::uintptr_t>(base));
+    alone_count_.store(alone_.size(), std::memory_order_relaxed);
+  }
+  SpinLock& lock_for_fork() noexcept { return alone_lock_; }
+
+  // Makes room for the range; after that, `set` on it cannot fail. Throws std::bad_alloc.
+  void reserve(const void* base, std::size_t bytes) {
+    auto first = reinterpret_cast<std::uintptr_t>(base) >> (kGranuleBits + kLevelBits);
+    const auto last = (reinterpret_cast<std::uintptr_t>(base) + bytes - 1) >> (kGranuleBits + kLevelBits);
+    if (last >> kLevelBits) throw std::bad_alloc();
+    for (; first <= last; ++first) {
+      if (root_[first].load(std::memory_order_acquire) != nullptr) continue;
+      // Leaves are never freed: a lookup may be reading one at any time. calloc leaves untouched pages unpopulated.
+      auto* fresh = static_cast<Leaf*>(std::calloc(1, sizeof(Leaf)));
+      if (fresh == nullptr) throw std::bad_alloc();
+      Leaf* expected = nullptr;
+      if (!root_[first].compare_exchange_strong(expected, fresh)) std::free(fresh);
+    }
+  }
+
+  void set(const void* base, std::size_t bytes, Span* span) noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(base) >> kGranuleBits;
+    for (std::uintptr_t number = first; number < first + (bytes >> kGranuleBits); ++number) {
+      root_[number >> kLevelBits].load(std::memory_order_relaxed)->spans[number & kMask].store(
+          span, std::memory_order_release);
+    }
+  }
+
+ private:
+  static constexpr unsigned kLevelBits = 15;  // 2 * 15 + 18 = 48 bits of address
+  static constexpr std::uintptr_t kMask = (std::uintptr_t{1} << kLevelBits) - 1;
+  [[gnu::noinline]] Span* find_alone(const void* address) const noexcept {
+    const auto number = reinterpret_cast<std::uintptr_t>(address);
+    std::scoped_lock lock(alone_lock_);
+    auto after = alone_.upper_bound(number);
+    if (after == alone_.begin()) return nullptr;
+    const auto& [end, span] = std::prev(after)->second;
+    return number < end ? span : nullptr;
+  }
+
+  struct Alone {
+    std::uintptr_t end;
+    Span* span;
+  };
+  mutable SpinLock alone_lock_;
+  std::map<std::uintptr_t, Alone> alone_;  // by start
+  std::atomic<std::size_t> alone_count_{0};
+
+  struct Leaf {
+    std::atomic<Span*> spans[std::size_t{1} << kLevelBits];
+  };
+  std::atomic<Leaf*> root_[std::size_t{1} << kLevelBits] = {};
+};
+
+}  // namespace rmm_bridge

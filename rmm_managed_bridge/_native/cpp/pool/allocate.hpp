@@ -1,0 +1,238 @@
+// Pool, the part about memory: slabs, bins, growth. Included by pool.hpp.
+#pragma once
+
+#include "pool/pool.hpp"
+#include "pool/stream_lookup.hpp"
+
+namespace rmm_bridge {
+
+constexpr std::size_t round_to_granule(std::size_t bytes) { return (bytes + kGranule - 1) & ~(kGranule - 1); }
+
+// Eight blocks at least, so that a slab is worth its span; 2 MiB at least, the size of a huge page.
+constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
+  if (block_bytes > kLargestSmall) return block_bytes;
+  return std::max<std::size_t>(std::size_t{2} << 20, round_to_granule(8 * block_bytes));
+}
+
+// What the front has not got: from the lane, the ready lane, a slab, another lane, upstream, and then from what work
+// still holds.
+[[gnu::noinline]] inline Refusal Pool::allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept {
+  try {
+    const Advising advising{*this, out};
+    {
+      std::scoped_lock lock(lock_);
+      if (!stream.host()) {
+        Lane& lane = lanes_.get(stream);
+        want.lane = lane.index;
+        want.held = lane.owned;
+        if (lane.owned) remember(lane);
+      }
+      if (take_idle(want, out)) return Refusal::none;
+      ++lanes_.at(want.lane).users;
+    }
+    const LaneUse use(*this, want.lane);
+    if (!want.held) seen_again(want.lane, stream);
+    if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
+    if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
+    if (!stream.host() && steal(want, stream, out)) return Refusal::none;
+    flush_fresh();
+    if (wait_a_while(want, out)) return Refusal::none;
+    if (grow(want, out)) return Refusal::none;
+    if (trim() != 0 && grow(want, out)) return Refusal::none;
+    if (after_others(want, out)) return Refusal::none;
+    // Last, what other work still holds: wait for it, oldest first.
+    while (wait_for_oldest()) {
+      if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
+      if (trim() != 0 && grow(want, out)) return Refusal::none;
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  return Refusal::out_of_memory;
+}
+
+inline bool Pool::take_idle(const Want& want, Grant& out) {
+  const std::uint16_t ready = ready_lane(want.side);
+  for (std::uint16_t index : {want.lane, ready}) {
+    Lane& lane = lanes_.at(index);
+    drain(lane);
+    if (lane.bins.size() <= want.size.index || lane.bins[want.size.index].empty()) continue;
+    auto& bin = lane.bins[want.size.index];
+    Block* block = bin.back();
+    bin.pop_back();
+    lane.free_bytes -= want.size.bytes;
+    refill(lane, want.size);
+    hand_out(block, want, false, out);
+    return true;
+  }
+  auto& filling = filling_[static_cast<int>(want.side)];
+  if (filling.size() <= want.size.index || filling[want.size.index] == nullptr) return false;
+  Span* span = filling[want.size.index];
+  const std::uint32_t index = span->fresh_index++;
+  if (span->fresh_index == span->block_count) filling[want.size.index] = nullptr;
+  hand_out(first_time(span, index), want, span->zeroed, out);
+  return true;
+}
+
+// `any_size`: a smaller slab than usual is better than none.
+inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
+  Span* span = heap(want.side).take(span_bytes_for(want.size.bytes));
+  if (span == nullptr && any_size) span = heap(want.side).take(round_to_granule(want.size.bytes));
+  if (span == nullptr) return false;
+  try {
+    prepare(span, want);
+  } catch (...) {
+    heap(want.side).give(span);
+    throw;
+  }
+  span->fresh_index = 1;
+  if (span->block_count > 1) filling_[static_cast<int>(want.side)][want.size.index] = span;
+  hand_out(first_time(span, 0), want, span->zeroed, out);
+  out.advice = span->chunk->advised.settle(span->base, span->bytes, want.size.bytes >= kLeastAdvised, process_.hugepages);
+  return true;
+}
+
+inline void Pool::prepare(Span* span, const Want& want) {
+  const bool large = want.size.bytes > kLargestSmall;
+  const auto count = large ? 1u : static_cast<std::uint32_t>(span->bytes / want.size.bytes);
+  auto& filling = filling_[static_cast<int>(want.side)];
+  if (filling.size() <= want.size.index) filling.resize(want.size.index + 1, nullptr);
+  if (span->block_capacity < count) {
+    block_tables_.push_back(std::make_unique<Block[]>(count));
+    span->blocks.store(block_tables_.back().get(), std::memory_order_release);
+    span->block_capacity = count;
+  }
+  span->set_block_bytes(want.size.bytes);
+  span->class_index = want.size.index;
+  span->block_count = count;
+  span->state.store(Span::State::blocks, std::memory_order_release);
+}
+
+inline Block* Pool::first_time(const Span* span, std::uint32_t index) noexcept {
+  Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
+  block->start = span->block_at(index);
+  return block;
+}
+
+inline void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept {
+  block->entry.store(0, std::memory_order_relaxed);
+  block->lane.store(want.lane, std::memory_order_relaxed);
+  block->flags.store(Block::kLive, std::memory_order_release);
+  if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
+  used_bytes_ += want.size.bytes;
+  asked_bytes_ += want.asked_bytes;
+  ++live_count_;
+  out = {block->start, block, zeroed, want.held, {}};
+}
+
+inline void Pool::put(Lane& lane, const Span* span, Block* block) {
+  lane.bin(span->class_index).push_back(block);
+  lane.free_bytes += span->block_bytes;
+}
+
+// Nothing touches the block any more: anybody of its side may have it.
+inline void Pool::settle(Block* block) noexcept {
+  Span* span = process_.pages.find(block->start);
+  if (options_.alone) {
+    settle_alone(span);
+    return;
+  }
+  if (span->block_count == 1) {
+    span->zeroed = false;
+    heap(span->side).give(span);
+    return;
+  }
+  try {
+    put(lanes_.at(ready_lane(span->side)), span, block);
+  } catch (const std::bad_alloc&) {
+    lost_bytes_ += span->block_bytes;  // see `deallocate`
+  }
+}
+
+// Slabs whose blocks all lie in the ready lane become free spans.
+inline void Pool::release_idle_slabs(Side side) {
+  Lane& ready = lanes_.at(ready_lane(side));
+  drain(ready);
+  for (auto& bin : ready.bins) {
+    for (const Block* block : bin) ++process_.pages.find(block->start)->idle_count;
+    std::vector<Span*> idle;
+    auto kept = std::partition(bin.begin(), bin.end(), [&](const Block* block) {
+      const Span* span = process_.pages.find(block->start);
+      return span->idle_count != span->fresh_index;
+    });
+    for (auto it = kept; it != bin.end(); ++it) {
+      Span* span = process_.pages.find((*it)->start);
+      ready.free_bytes -= span->block_bytes;
+      if ((*it)->start == span->base) idle.push_back(span);
+    }
+    bin.erase(kept, bin.end());
+    for (const Block* block : bin) process_.pages.find(block->start)->idle_count = 0;
+    for (Span* span : idle) {
+      auto& filling = filling_[static_cast<int>(side)][span->class_index];
+      if (filling == span) filling = nullptr;
+      span->idle_count = 0;
+      span->zeroed = false;
+      heap(side).give(span);
+    }
+  }
+}
+
+inline void Pool::advise(const Grant& grant) noexcept {
+  if (grant.advice.bytes == 0 || process_.hugepages.give(grant.advice)) return;
+  std::scoped_lock lock(lock_);
+  process_.pages.find(grant.ptr)->chunk->advised.failed(grant.advice, process_.hugepages);
+}
+
+inline bool Pool::grow(const Want& want, Grant& out) {
+  if (options_.alone) return grow_alone(want, out);
+  const std::size_t usual = span_bytes_for(want.size.bytes);
+  const std::size_t least = round_to_granule(want.size.bytes);
+  std::size_t tried = 0;
+  for (std::size_t bytes : {std::max(usual, chunk_bytes_), usual, least}) {
+    if (bytes == tried) continue;
+    tried = bytes;
+    // Another thread may take what this one has just added; then there is no growth to be had, and the ladder goes on.
+    if (add_piece(bytes, want.side) && with_lock([&] { return take_new(want, out, true); })) return true;
+  }
+  return false;
+}
+
+inline bool Pool::add_piece(std::size_t bytes, Side side) {
+  auto chunk = std::make_unique<Chunk>();
+  chunk->bytes = chunk->upstream_bytes = bytes;
+  chunk->side = side;
+  WithoutGil without(process_);
+  for (const std::size_t slack : {std::size_t{0}, kGranule}) {
+    chunk->upstream_bytes = bytes + slack;
+    {
+      // What is reserved keeps upstream: see `close`.
+      std::scoped_lock lock(lock_);
+      const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
+      if (upstream_ == nullptr || chunk->upstream_bytes > left) return false;
+      reserved_bytes_ += chunk->upstream_bytes;
+    }
+    auto* raw = static_cast<char*>(upstream_->allocate(chunk->upstream_bytes));
+    const auto number = reinterpret_cast<std::uintptr_t>(raw);
+    const std::uintptr_t aligned = (number + kGranule - 1) & ~std::uintptr_t{kGranule - 1};
+    if (raw != nullptr && (slack != 0 || aligned == number)) {
+      chunk->upstream_base = raw;
+      chunk->base = reinterpret_cast<char*>(aligned);
+      try {
+        process_.pages.reserve(chunk->base, bytes);
+        if (options_.hugepages && side == Side::cpu) chunk->advised.cover(chunk->base, bytes);
+        std::scoped_lock lock(lock_);
+        heap(side).add_chunk(chunk.get(), this, gives_zeros_);
+        chunk.release();
+        return true;
+      } catch (const std::bad_alloc&) {
+      }
+    }
+    // Not on a granule: others take pieces of other sizes from the same upstream. Once more, with room to align in.
+    if (raw != nullptr) upstream_->deallocate(raw, chunk->upstream_bytes);
+    std::scoped_lock lock(lock_);
+    reserved_bytes_ -= chunk->upstream_bytes;
+    if (raw == nullptr) return false;
+  }
+  return false;
+}
+
+}  // namespace rmm_bridge

@@ -1,0 +1,53 @@
+// What a pool is told and what it answers.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <limits>
+
+#include "pages/hugepages.hpp"
+#include "pages/span.hpp"
+
+namespace rmm_bridge {
+
+enum class Refusal : int {
+  none,
+  out_of_memory,
+  capturing,  // the stream is being captured: managed memory cannot be had on it now
+  bad_stream,  // the driver does not know the stream, or a call on it failed
+  over_budget,    // the tag's limit would be passed
+  unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
+};
+
+struct Grant {
+  char* ptr = nullptr;
+  Block* block = nullptr;
+  bool zeroed = false;
+  bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
+  Advice advice;     // still to be given for its memory: see Pool::Advising
+};
+
+// What a pool is told when it is made. The defaults bound nothing.
+struct PoolOptions {
+  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+  std::size_t limit_bytes = kNoLimit;              // of what is reserved from upstream
+  std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
+  std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
+  std::chrono::milliseconds patience{1000};        // that while
+  // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
+  bool cautious = true;
+  bool alone = false;  // debug mode: see debug.hpp
+  bool hugepages = false;    // large CPU blocks are advised to use huge pages
+  bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
+};
+
+struct PoolNumbers {
+  std::size_t reserved_bytes = 0;
+  std::size_t used_bytes = 0;
+  std::size_t asked_bytes = 0;  // in a heap without a ledger not a number
+  std::size_t quarantined_bytes = 0;
+  std::size_t largest_free_bytes = 0;
+  std::size_t lane_count = 0;
+};
+
+}  // namespace rmm_bridge

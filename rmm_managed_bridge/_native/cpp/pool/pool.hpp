@@ -1,0 +1,374 @@
+// Slabs and bins between the ledger and upstream: hands out blocks that are safe for whoever asked, at once where it
+// can. docs/design/pool.md has the reasons; in short:
+//
+//   a block freed on a stream lies in that stream's lane: the stream itself takes it again with no CUDA call;
+//   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
+//   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
+//
+// Threads: one lock, and one for each lane's front, which is what reuse on one stream takes. No CUDA call, no upstream call
+// and no Python is made under them.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "streams/lane_table.hpp"
+#include "pages/page_heap.hpp"
+#include "pool/options.hpp"
+#include "pool/process.hpp"
+#include "pages/size_class.hpp"
+#include "base/spin_lock.hpp"
+#include "pages/upstream.hpp"
+
+namespace rmm_bridge {
+
+struct RememberedLane;
+
+class Pool : public ForkLocks {
+ public:
+  // `driver` is null for memory that no device touches.
+  Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+       const PoolOptions& options)
+      : process_(process),
+        upstream_(std::move(upstream)),
+        chunk_bytes_(upstream_->chunk_bytes()),
+        gives_zeros_(upstream_->gives_zeros()),
+        driver_(driver),
+        options_(options) {
+    if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
+    process_.add_locks(this);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  void lock_for_fork() noexcept override {
+    lock_.lock();
+    lanes_.for_each_front([](Front& front) { front.lock.lock(); });
+    if (events_ != nullptr) events_->lock_for_fork().lock();
+  }
+  void unlock_after_fork() noexcept override {
+    if (events_ != nullptr) events_->lock_for_fork().unlock();
+    lanes_.for_each_front([](Front& front) { front.lock.unlock(); });
+    lock_.unlock();
+  }
+
+  // True if devices use this memory, so that its blocks have an order on streams.
+  bool ordered() const noexcept { return driver_ != nullptr; }
+
+  // In stream_lookup.hpp:
+  Refusal resolve(CUstream handle, StreamRef& out) const noexcept;
+  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept;
+
+  Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
+    const SizeClass size = class_of(bytes, alignment, side);
+    if (Block* block = take_front(size, bytes, side, stream)) {
+      out.ptr = block->start;
+      out.block = block;
+      return Refusal::none;
+    }
+    return allocate_slowly({size, side, ready_lane(side), alignment, bytes}, stream, out);
+  }
+
+  struct Freeing {
+    Span* span;
+    Block* block;
+    std::size_t asked_bytes;  // as `allocate` was asked, and `resized` since
+  };
+
+  // `freed` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
+  // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
+  [[gnu::always_inline]] void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+    bool full = false;
+    if (exposed || !put_front(freed, stream, full)) [[unlikely]] {
+      deallocate_slowly(freed, exposed, stream);
+    } else if (full) [[unlikely]] {
+      turn_over();
+    }
+  }
+
+  // A live block now stands for so many bytes more (or fewer) than was asked.
+  void resized(std::ptrdiff_t bytes) noexcept {
+    std::scoped_lock lock(lock_);
+    asked_bytes_ += static_cast<std::size_t>(bytes);
+  }
+
+  static bool mark(Process& process, Block* block, std::uint8_t flag) noexcept;
+
+  // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
+  // block is freed or read by the CPU. Throws std::bad_alloc.
+  void expose(Block* block, const char* ptr, const StreamRef& stream);
+
+  // Waits, without the GIL, until the device work that may touch the block is finished.
+  Refusal synchronize(Block* block, const char* ptr);
+
+  // Waits, without the GIL, for the work on every stream that is held.
+  Refusal synchronize_all();
+
+  // Makes `stream` wait for the device work that may touch the block, and notes that it will touch it too.
+  Refusal order(Block* block, const char* ptr, const StreamRef& stream);
+
+  // Gives pieces that are free as a whole back to upstream, until no more than `keep_bytes` are cached, and returns
+  // their bytes. Does not wait for device work; upstream may (freeing managed memory waits for the whole device),
+  // without the GIL.
+  std::size_t trim(std::size_t keep_bytes = 0);
+
+  // Moves what is finished out of quarantine, and out of lanes whose streams nobody holds. True if anything moved.
+  bool poll();
+
+  // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
+  bool wait_for_oldest();
+
+  // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
+  // `close_lane` returns it.
+  bool adopt(const StreamRef& stream, void* owner) {
+    std::scoped_lock lock(lock_);
+    Lane& lane = lanes_.get(stream);
+    if (lane.owned) return false;
+    lanes_.own(lane);
+    lane.owner = owner;
+    return true;
+  }
+
+  bool holds(const StreamRef& stream) {
+    std::scoped_lock lock(lock_);
+    const Lane* lane = lanes_.find(stream.key);
+    return lane != nullptr && lane->owned;
+  }
+
+  struct Owned {
+    std::uint16_t lane;
+    void* owner;
+  };
+  std::vector<Owned> owners() {
+    std::vector<Owned> owned;
+    std::scoped_lock lock(lock_);
+    lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) owned.push_back({lane.index, lane.owner}); });
+    return owned;
+  }
+
+  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
+  // names it and nobody uses it; `*retire` is then the owner to drop, else null.
+  // `last`: the bridge has the last reference to the stream's object. If that is being captured, nobody can end the capture
+  // but by destroying the stream, and until then calls in its mode fail on other streams too: it is let go, and what lies in
+  // the lane is lost, since no event can be had behind it.
+  void close_lane(std::uint16_t index, void** retire, bool last = false);
+
+  PoolNumbers numbers() {
+    std::scoped_lock lock(lock_);
+    drain_all();
+    return {reserved_bytes_, used_bytes_, asked_bytes_, quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_,
+            std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
+  }
+
+  // Gives everything back and lets upstream go, if no block is live; false otherwise. After that every allocation is
+  // refused. Waits for quarantined blocks, unless `wait` is false: then it is false where there are any.
+  bool close(bool wait = true);
+
+  // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
+  Kept::Delay tend() noexcept;
+
+  bool alone() const noexcept { return options_.alone; }
+  const PoolOptions& options() const noexcept { return options_; }
+
+  std::size_t live_count() noexcept {
+    std::scoped_lock lock(lock_);
+    drain_all();
+    return live_count_;
+  }
+  Process& process() noexcept { return process_; }
+  EventPool* events() noexcept { return events_.get(); }
+
+  // Without the pool's lock: a block of the class that `stream` freed last, or null. In front.hpp.
+  Block* take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream) noexcept;
+
+ private:
+  struct Want {
+    SizeClass size;
+    Side side;
+    std::uint16_t lane;
+    std::size_t alignment;
+    std::size_t asked_bytes;
+    bool held = true;
+  };
+
+  // While one lives, its thread may have blocks and pieces in hand that are in no list: see `close`.
+  struct Trimming {
+    explicit Trimming(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+    ~Trimming() { count_.fetch_sub(1); }
+    Trimming(const Trimming&) = delete;
+    Trimming& operator=(const Trimming&) = delete;
+    std::atomic<int>& count_;
+  };
+
+  // While one lives, the lane keeps its number.
+  struct LaneUse {
+    LaneUse(Pool& pool, std::uint16_t lane) : pool_(pool), lane_(lane) {}
+    ~LaneUse() {
+      std::scoped_lock lock(pool_.lock_);
+      Lane& lane = pool_.lanes_.at(lane_);
+      --lane.users;
+      pool_.tidy(lane);
+    }
+    LaneUse(const LaneUse&) = delete;
+    LaneUse& operator=(const LaneUse&) = delete;
+    Pool& pool_;
+    std::uint16_t lane_;
+  };
+
+  // Gives a grant's advice when the allocation is over and no lock is held.
+  struct Advising {
+    Pool& pool;
+    Grant& grant;
+    ~Advising() { pool.advise(grant); }
+  };
+
+  template <typename Body>
+  std::invoke_result_t<Body> with_lock(Body body) const {
+    std::scoped_lock lock(lock_);
+    return body();
+  }
+
+  SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
+    if (options_.alone) [[unlikely]] return {0, bytes};
+    if (alignment <= unit_of(side)) [[likely]] return size_class(bytes, unit_of(side));
+    return aligned_class(bytes, alignment, unit_of(side));
+  }
+
+  // Without the pool's lock. In front.hpp:
+  bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
+  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
+
+  // In stream_lookup.hpp:
+  bool find_held(CUstream handle, StreamRef& out) const noexcept;
+  bool recall(CUstream handle, StreamRef& out) const noexcept;
+  Refusal resolve_per_thread(StreamRef& out) const noexcept;
+  void seen_again(std::uint16_t lane, const StreamRef& stream);
+  void sign(std::uint16_t lane, const EventRef& event, std::uint64_t later) noexcept;  // under the lock
+
+  // Under the lock. In front.hpp:
+  void drain(Lane& lane) noexcept;
+  void refill(Lane& lane, const SizeClass& size) noexcept;
+  void drain_all() noexcept;
+  void close_front(Lane& lane) noexcept;
+
+  PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
+
+  // Under the lock. In allocate.hpp:
+  bool take_idle(const Want& want, Grant& out);
+  bool take_new(const Want& want, Grant& out, bool any_size);
+  void prepare(Span* span, const Want& want);
+  Block* first_time(const Span* span, std::uint32_t index) noexcept;
+  void hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept;
+  void put(Lane& lane, const Span* span, Block* block);
+  void settle(Block* block) noexcept;
+  void release_idle_slabs(Side side);
+
+  // Takes the lock itself. In allocate.hpp:
+  Refusal allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept;
+  bool grow(const Want& want, Grant& out);
+  bool add_piece(std::size_t bytes, Side side);
+  void advise(const Grant& grant) noexcept;
+
+  // In tracked_pool.hpp, which knows whose the block was.
+  virtual void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
+  virtual void forget_end(const char* ptr) noexcept = 0;
+
+  // In debug.hpp:
+  bool grow_alone(const Want& want, Grant& out);
+  void settle_alone(Span* span) noexcept;  // under the lock
+  std::size_t release_alone(bool all);
+  void check_alone(const Span* span) noexcept;
+
+  // Under the lock. In free.hpp:
+  std::vector<std::uint16_t> lanes_of(std::uint16_t own, const char* ptr, std::size_t& required);
+  void hold(const std::vector<std::uint16_t>& lanes) noexcept;
+  void release(const std::vector<std::uint16_t>& lanes) noexcept;
+  void quarantine(Batch&& batch);
+  void ended(std::uint16_t lane) noexcept;
+  void tidy(Lane& lane) noexcept;
+
+  // Takes the lock itself. In free.hpp:
+  void deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept;
+  void free_block(const Freeing& freed, bool exposed, const StreamRef* stream);
+  void free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream);
+  void free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream);
+  void flush_fresh() noexcept;
+  void turn_over() noexcept;
+  std::vector<EventRef> work_of_departed();
+  void note_fresh_batches(int change) noexcept;  // under the lock
+
+  // Takes the lock itself. In synchronize.hpp:
+  Refusal wait_for(const std::vector<EventRef>& events);
+  Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
+                    std::uint64_t except = StreamRef::kHostKey);
+  Refusal synchronize_device();
+  bool steal(const Want& want, const StreamRef& stream, Grant& out);
+
+  // In wait.hpp, the first under the lock:
+  EventRef oldest_event();
+  bool wait_a_while(const Want& want, Grant& out);
+  bool after_others(const Want& want, Grant& out);
+  template <typename Look>
+  bool look_until_trimmed(Look look);
+
+  // Takes the lock itself. In trim.hpp:
+  std::size_t release_chunks(std::size_t keep_bytes);
+  std::size_t cached_bytes() noexcept;
+
+  Process& process_;
+  std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
+  const std::size_t chunk_bytes_;
+  const bool gives_zeros_;
+  const Driver* driver_;
+  const PoolOptions options_;
+  std::unique_ptr<EventPool> events_;
+
+  mutable SpinLock lock_;
+  PageHeap cpu_heap_{process_.pages, Side::cpu};
+  PageHeap gpu_heap_{process_.pages, Side::gpu};
+  mutable LaneTable lanes_{!options_.alone};
+  std::vector<Span*> filling_[2];  // by side and class: the slab whose rest was never handed out
+  std::deque<Batch> quarantine_;   // oldest first
+  std::unordered_map<const char*, std::vector<std::uint16_t>> exposures_;
+  std::vector<std::unique_ptr<Block[]>> block_tables_;
+  std::uint64_t next_batch_ = 0;
+  std::size_t reserved_bytes_ = 0;
+  std::size_t used_bytes_ = 0;   // of live blocks
+  std::size_t asked_bytes_ = 0;  // of what was asked for in them
+  std::size_t quarantined_bytes_ = 0;
+  std::size_t lost_bytes_ = 0;
+  std::size_t live_count_ = 0;
+  std::vector<EventRef> departed_;  // the ends of the work of streams that were let go: see work_of_departed
+  std::atomic<std::size_t> departed_count_{0};
+  EventRef gave_up_on_;  // what the last wait at the quarantine's limit was for, in vain
+  int fresh_batches_ = 0;            // in quarantine
+  std::atomic<int> fresh_shift_{0};  // how large the next one grows: see flush_fresh
+  std::vector<Span*> settled_;       // debug mode: blocks that nothing touches any more, to be checked and given back
+  std::vector<Span*> unused_alone_;
+  std::int64_t looked_ns_ = 0;
+  std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
+  std::atomic<int> waiting_{0};
+  std::atomic<int> trimming_{0};
+  bool said_waiting_ = false;  // of the keeper's thread
+  std::size_t seen_cached_bytes_ = 0;
+  Kept::Delay delay_{0};
+};
+
+}  // namespace rmm_bridge
+
+#include "pool/debug.hpp"
+#include "pool/allocate.hpp"
+#include "pool/free.hpp"
+#include "pool/front.hpp"
+#include "pool/synchronize.hpp"
+#include "pool/trim.hpp"
+#include "pool/stream_lookup.hpp"
+#include "pool/wait.hpp"

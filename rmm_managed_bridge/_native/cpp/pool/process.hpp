@@ -1,0 +1,180 @@
+// What the whole process shares, once: page map, ledger, history, driver, and whether the process may still act.
+//
+// Each extension module is compiled with its own copy of these headers; the one instance lives in the module `core`
+// and the others get its address from there. It is never destroyed: blocks outlive modules and the interpreter.
+#pragma once
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <sys/syscall.h>
+#include <vector>
+
+#include "ledger/budgets.hpp"
+#include "driver/driver.hpp"
+#include "hints/hint_table.hpp"
+#include "ledger/history.hpp"
+#include "pages/hugepages.hpp"
+#include "base/background_thread.hpp"
+#include "ledger/ledger.hpp"
+#include "ledger/pending_warnings.hpp"
+#include "pages/page_map.hpp"
+#include "base/spin_lock.hpp"
+
+namespace rmm_bridge {
+
+enum class Phase : int {
+  running,
+  forked,   // this is a child of the process that made the pools: it may read host blocks, and frees nothing
+  exiting,  // interpreter shutdown has begun: no CUDA call, no free
+};
+
+class ForkLocks {
+ public:
+  virtual void lock_for_fork() noexcept = 0;
+  virtual void unlock_after_fork() noexcept = 0;
+
+ protected:
+  ~ForkLocks() = default;
+};
+
+struct Process {
+  PageMap pages;
+  Ledger ledger;
+  Budgets budgets;
+  History history;
+  Notices notices;
+  Keeper keeper;
+  Driver driver;
+  HintTable hints;
+  HugepageAdvice hugepages;
+  std::atomic<std::uint64_t> foreign_frees{0};
+  std::atomic<std::uint64_t> size_mismatches{0};
+  std::atomic<std::uint64_t> failures{0};
+  // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
+  std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
+  NewBlocks new_blocks;
+
+  // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
+  // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.
+  void* (*release_gil)() = nullptr;
+  void (*restore_gil)(void*) = nullptr;
+  // Asks the interpreter to let go of pools that have ended, or to warn of new notices: soon, and from a safe place.
+  // Callable with and without the GIL.
+  void (*on_closed)() = nullptr;
+  void (*on_notice)() = nullptr;
+  // Lets Python make room for a request that failed: collect garbage if `may_collect`, ask the user. True if another
+  // try is worth it. Does nothing on a thread that does not hold the GIL.
+  bool (*relieve)(std::size_t bytes, int attempt, bool may_collect) = nullptr;
+
+  // A pool, which outlives everything. Throws std::bad_alloc.
+  void add_locks(ForkLocks* pool) {
+    std::scoped_lock guard(locks_lock_);
+    locks_.push_back(pool);
+  }
+
+  bool has_pools() const noexcept { return !locks_.empty(); }
+
+  // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that
+  // it does not have. Otherwise a thread holds one at most, or a pool's and then one of its lanes' or events', or one of a
+  // ledger's shards' and then the peak scopes' or the levels'.
+  void lock_for_fork() noexcept {
+    locks_lock_.lock();
+    for (ForkLocks* pool : locks_) pool->lock_for_fork();
+    ledger.for_each_lock([](auto& lock) { lock.lock(); });
+    history.lock_for_fork().lock();
+    notices.lock_for_fork().lock();
+    pages.lock_for_fork().lock();
+    hints.lock_for_fork().lock();
+  }
+  void unlock_after_fork() noexcept {
+    hints.lock_for_fork().unlock();
+    pages.lock_for_fork().unlock();
+    notices.lock_for_fork().unlock();
+    history.lock_for_fork().unlock();
+    ledger.for_each_lock([](auto& lock) { lock.unlock(); });
+    for (ForkLocks* pool : locks_) pool->unlock_after_fork();
+    locks_lock_.unlock();
+  }
+
+  void notice(const Notice& notice) noexcept {
+    if (notices.add(notice) && on_notice != nullptr) on_notice();
+  }
+
+  // The process may act, and nobody wants to know of blocks that have this tag: one look for the hot paths.
+  bool quiet(std::uint32_t tag) const noexcept {
+    const unsigned state = state_.load(std::memory_order_relaxed);
+    return state == 0 || (state == kBudgets && tag == 0);
+  }
+
+  bool running() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting)) == 0; }
+  bool forked() const noexcept { return (state_.load() & kForked) != 0; }    // also at its exit
+  bool exiting() const noexcept { return (state_.load() & kExiting) != 0; }  // also if it was forked
+  Phase phase() const noexcept {
+    return exiting() ? Phase::exiting : forked() ? Phase::forked : Phase::running;
+  }
+  void enter(Phase phase) noexcept {
+    if (phase != Phase::running) state_.fetch_or(phase == Phase::exiting ? kExiting : kForked);
+  }
+
+  // Whether every allocation and free goes to the history.
+  bool recording() const noexcept { return (state_.load(std::memory_order_relaxed) & kRecording) != 0; }
+  void record_all_events(bool on) noexcept {
+    if (on) {
+      state_.fetch_or(kRecording);
+    } else {
+      state_.fetch_and(~kRecording);
+    }
+  }
+
+  // As Budgets::add. For good, as tags are.
+  bool add_budget(std::uint32_t tag, std::uint32_t outer, std::int64_t limit_bytes) {
+    const bool added = budgets.add(tag, outer, limit_bytes);
+    if (budgets.any()) state_.fetch_or(kBudgets);
+    return added;
+  }
+
+ private:
+  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8;
+  std::atomic<unsigned> state_{0};
+  SpinLock locks_lock_;
+  std::vector<ForkLocks*> locks_;
+};
+
+// Without the GIL inside, if this thread held it.
+class WithoutGil {
+ public:
+  explicit WithoutGil(Process& process)
+      : process_(process), state_(process.release_gil == nullptr ? nullptr : process.release_gil()) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) process_.restore_gil(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  Process& process_;
+  void* state_;
+};
+
+inline std::uint32_t native_thread_id() noexcept {
+  static thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+  return id;
+}
+
+// 5 ns instead of up to 80: a tick of about 4 ms is enough to tell when a block was allocated.
+inline std::int64_t coarse_time_ns() noexcept {
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+inline std::int64_t steady_time_ns() noexcept {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+}  // namespace rmm_bridge

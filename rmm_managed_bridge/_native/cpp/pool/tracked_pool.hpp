@@ -1,0 +1,321 @@
+// A pool that keeps account: the ledger over the pool, for one device and one upstream.
+//
+// Heaps are never destroyed, only closed: blocks, RMM's copies of our resource and other modules point at them for as
+// long as the process lives.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "pool/pool.hpp"
+
+namespace rmm_bridge {
+
+enum class Track : int { off, counters, sites };
+
+// Two of the kinds of memory, numbered as in `KINDS` of core.pyx.
+inline constexpr std::uint8_t kHostKind = 0, kManagedKind = 1;
+
+struct Provenance {
+  std::uint32_t site = 0;
+  std::uint32_t tag = 0;
+  std::uint8_t framework = 0;
+};
+
+// Filled in as it is made, in one expression: copying a part that was just put together waits for its stores.
+struct Request {
+  std::size_t bytes = 0;
+  std::size_t alignment = 1;
+  Side side = Side::cpu;
+  bool host_ordered = true;
+  bool may_collect = false;   // whether Python's garbage may be collected to make room: see Process::relieve
+  CUstream stream = nullptr;  // unless host_ordered
+  Provenance who;
+};
+
+enum class Freed : int {
+  done,
+  foreign,   // no range of ours
+  not_live,  // inside our ranges, but not the start of a live block
+  ignored,   // this process must not free: see Phase
+};
+
+class Heap : public Pool, public Kept {
+ public:
+  static constexpr std::uint64_t kUnstated = std::numeric_limits<std::uint64_t>::max();
+
+  struct Found {
+    Span* span = nullptr;
+    Block* block = nullptr;  // null in the rest of a slab, in free spans, and outside
+    void* start = nullptr;
+  };
+
+  Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+       const PoolOptions& options, int device, std::uint8_t kind, Track track)
+      : Pool(process, std::move(upstream), driver, context, options),
+        device_(static_cast<std::int16_t>(device)),
+        kind_(kind),
+        track_(track) {
+    process.keeper.add(this);
+    if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.keeper.wake();
+  }
+
+  // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are
+  // zero. `*held` becomes false if the bridge ought to hold the stream's object: the caller may `adopt` it.
+  //
+  // In place, so that what the caller knows of its request is not asked for: what was freed in this order last is taken again, and
+  // all else is for `allocate_slowly`.
+  [[gnu::always_inline]] void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr,
+                                        bool* held = nullptr) noexcept {
+    const std::size_t unit = unit_of(request.side);
+    StreamRef stream;
+    refusal = Refusal::none;
+    if (process().quiet(request.who.tag) && request.bytes - 1 < kLargestRequest && request.alignment <= unit &&
+        (request.host_ordered || request.side == Side::gpu)) [[likely]] {
+      if (!request.host_ordered) refusal = resolve(request.stream, stream);
+      if (refusal == Refusal::none) [[likely]] {
+        Block* block = take_front(size_class(request.bytes, unit), request.bytes, request.side, stream);
+        if (block != nullptr && (track_ == Track::off || recorded(block, request, stream))) [[likely]] return block->start;
+      }
+    }
+    return allocate_slowly(request, stream, refusal, zeroed, held);
+  }
+
+  // By value, here and in `give_back`: what a call might look at must be in memory, and the compiler then builds it for every block.
+  //
+  // `stream`, unless it is the host, and `refusal` are what is known already.
+  [[gnu::noinline]] void* allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
+    if (request.bytes == 0) return nullptr;
+    if (request.bytes > kLargestRequest || !process().running()) {
+      refusal = Refusal::out_of_memory;
+    } else if (refusal == Refusal::none && !request.host_ordered && stream.host()) {
+      refusal = resolve(request.stream, stream);
+    }
+    Grant grant;
+    if (refusal == Refusal::none) {
+      for (int attempt = 0;; ++attempt) {
+        refusal = take(request, stream, grant);
+        if (refusal != Refusal::out_of_memory && refusal != Refusal::over_budget) break;
+        if (!relieved(request.bytes, attempt, request.may_collect)) break;
+      }
+    }
+    if (refusal != Refusal::none) {
+      process().failures.fetch_add(1, std::memory_order_relaxed);
+      process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
+      return nullptr;
+    }
+    if (zeroed != nullptr && grant.zeroed) *zeroed = true;
+    if (held != nullptr && !grant.held) *held = false;
+    return grant.ptr;
+  }
+
+  // For callers whom no hint policy in Python sees: whether the installed one is for blocks of this size, and the prefetch of one
+  // that `allocate` has just given for work on `stream`. It never fails, and what became of it is counted. No lock of ours may be
+  // held, and the GIL is left as it is; whoever holds it lets go of it, as around any call that enqueues work.
+  bool prefetches_new(std::size_t bytes) noexcept {
+    return bytes >= process().new_blocks.least_bytes.load(std::memory_order_relaxed);
+  }
+  void prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept;
+
+  // Calls `note` with the start of the live block at `ptr`, to write something into the table of hints that ends with the block.
+  // False if no block lives there. May throw std::bad_alloc, as `note` may.
+  template <typename Note>
+  static bool note_hint(Process& process, const void* ptr, Note note);
+
+  // The heap whose range `ptr` lies in, or null.
+  static Heap* of(Process& process, const void* ptr) noexcept {
+    Span* span = process.pages.find(ptr);
+    return span == nullptr ? nullptr : static_cast<Heap*>(span->pool);
+  }
+
+  // Frees a block of any heap of this process, once, to the pool that gave it. Anything else is counted and recorded
+  // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
+  [[gnu::noinline]] static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
+                                            const Provenance& who) noexcept {
+    return ptr == nullptr ? Freed::done : deallocate(process, find(process, ptr), ptr, stated_bytes, stream, who);
+  }
+
+  // The same, for a caller that has looked the address up; in place, as `allocate` is.
+  [[gnu::always_inline]] static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
+                                                 const CUstream* stream, const Provenance& who) noexcept {
+    if (!process.running()) [[unlikely]] return Freed::ignored;
+    if (found.block == nullptr || found.start != ptr) [[unlikely]] {
+      return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
+    }
+    Block& block = *found.block;
+    auto* heap = static_cast<Heap*>(found.span->pool);
+    std::uint64_t bytes = found.span->block_bytes;
+    std::uint8_t flags = 0;
+    // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
+    if (const auto id = block.entry.load(std::memory_order_acquire); id != 0) [[likely]] {
+      std::optional<Entry> told;  // for whoever has asked to know of it
+      process.ledger.close(id, reinterpret_cast<std::uintptr_t>(ptr), [&](const Entry& entry, const HolderKey& key) {
+        flags = block.flags.load(std::memory_order_relaxed);
+        block.flags.store(0, std::memory_order_relaxed);
+        block.entry.store(0, std::memory_order_release);
+        bytes = entry.bytes;
+        if (!process.quiet(key.tag) || heap->alone() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
+      });
+      if (told) [[unlikely]] heap->tell_end(*told, stated_bytes);
+    } else {
+      flags = block.flags.exchange(0, std::memory_order_acq_rel);
+    }
+    if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
+    if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);
+    StreamRef ref;
+    const StreamRef* given = nullptr;
+    if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
+    heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kExposed) != 0, given);
+    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon(bytes);
+    return Freed::done;
+  }
+
+  // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
+  // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
+  // In tracked_pool_resize.hpp.
+  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
+
+  [[gnu::always_inline]] static Found find(Process& process, const void* ptr) noexcept {
+    Found found;
+    found.span = process.pages.find(ptr);
+    if (found.span == nullptr || found.span->state.load(std::memory_order_acquire) != Span::State::blocks) return found;
+    const std::uint32_t index = found.span->index_of(ptr);
+    if (index >= found.span->block_count) return found;
+    found.block = &found.span->blocks.load(std::memory_order_acquire)[index];
+    found.start = found.span->block_at(index);
+    return found;
+  }
+
+  // The bridge's own thread looks after the heap.
+  Delay keep() noexcept override {
+    if (!process().running() || ended()) return kNever;
+    if (!retired()) return tend();
+    try {
+      if (live_count() != 0) {
+        trim();  // nobody will ask for what is free, and the last block may stay for long
+        return std::min(tend(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
+      }
+      if (close(false)) {
+        ended_.store(true, std::memory_order_release);
+        if (process().on_closed != nullptr) process().on_closed();
+        return kNever;
+      }
+    } catch (const std::bad_alloc&) {
+    }
+    // Device work on freed blocks goes on, or they wait for a stream that is never seen again.
+    retry_ = std::min(2 * retry_, Delay{10'000});
+    return retry_;
+  }
+
+  void retire() noexcept { retired_.store(true, std::memory_order_release); }
+  bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+  // The keeper has closed it: only what Python holds for it is left.
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+  // As asked for; without a ledger nobody knows at a free what that was, and blocks count as large as they are.
+  std::size_t live_bytes() {
+    const PoolNumbers now = numbers();
+    return track_ == Track::off ? now.used_bytes : now.asked_bytes;
+  }
+  int device() const noexcept { return device_; }
+  std::uint8_t kind() const noexcept { return kind_; }
+  Track track() const noexcept { return track_; }
+
+ private:
+  // False, and the block is given back, if there is no memory for the record.
+  [[gnu::always_inline]] bool recorded(Block* block, const Request& request, const StreamRef& stream) noexcept {
+    try {
+      Entry entry = entry_for(request, block->start);
+      block->entry.store(process().ledger.open(entry, key_for(request.who)), std::memory_order_release);
+      return true;
+    } catch (const std::bad_alloc&) {
+      give_back(block, request.bytes, false, stream);
+      return false;
+    }
+  }
+
+  // Of a block that nobody has seen yet.
+  [[gnu::noinline]] void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept {
+    block->flags.store(0);
+    Pool::deallocate({process().pages.find(block->start), block, bytes}, shown, shown || stream.host() ? nullptr : &stream);
+  }
+
+  // One try: a block with its record, or a refusal and nothing changed.
+  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
+    const auto bytes = static_cast<std::int64_t>(request.bytes);
+    const bool budgeted = request.who.tag != 0 && process().budgets.any();
+    if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
+    // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
+    const bool shown = request.side == Side::cpu && !stream.host();
+    static constexpr StreamRef kHost;  // not a temporary: copying one waits for the stores that have just made it
+    Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
+    if (refusal == Refusal::none) [[likely]] {
+      try {
+        if (shown) [[unlikely]] expose(grant.block, grant.ptr, stream);
+        if (track_ != Track::off) {
+          Entry entry = entry_for(request, grant.ptr);
+          const HolderKey key = key_for(request.who);
+          grant.block->entry.store(process().ledger.open(entry, key), std::memory_order_release);
+          if (process().recording()) [[unlikely]] {
+            process().history.add({Action::allocate, key, entry});
+          }
+        }
+        return Refusal::none;
+      } catch (const std::bad_alloc&) {
+        give_back(grant.block, request.bytes, shown, stream);
+        grant = Grant{};  // the next try must find no mark of this one, such as that it was zeroed
+        refusal = Refusal::out_of_memory;
+      }
+    }
+    if (budgeted) process().budgets.charge(request.who.tag, -bytes);
+    return refusal;
+  }
+
+  // True if another try is worth it: Python made room.
+  bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
+    return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
+  }
+
+  HolderKey key_for(const Provenance& who) const noexcept { return {who.site, who.tag, device_, who.framework, kind_}; }
+
+  Entry entry_for(const Request& request, const void* ptr) const noexcept {
+    Entry entry;
+    entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
+    entry.bytes = request.bytes;
+    entry.stream = request.host_ordered ? 0 : reinterpret_cast<std::uintptr_t>(request.stream);
+    entry.time_ns = coarse_time_ns();
+    entry.thread = native_thread_id();
+    return entry;
+  }
+
+  // In tracked_pool_hints.hpp:
+  NewBlocks::Outcome try_prefetch(void* ptr, std::size_t bytes, CUstream stream) noexcept;
+  void end_hints(void* ptr) noexcept;
+
+  // In tracked_pool_ends.hpp:
+  void close_soon(std::size_t freed_bytes) noexcept;
+  void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
+  void remember_end(const Entry& entry) noexcept;
+  void forget_end(const char* ptr) noexcept override;
+  void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
+  static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
+
+  // In tracked_pool_resize.hpp:
+  template <typename Moved>
+  bool account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept;
+
+  const std::int16_t device_;
+  const std::uint8_t kind_;
+  const Track track_;
+  std::atomic<bool> retired_{false};
+  std::atomic<bool> ended_{false};
+  Delay retry_{25};  // of the keeper's thread
+  SpinLock ended_lock_;
+  std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode
+};
+
+}  // namespace rmm_bridge
+
+#include "pool/tracked_pool_ends.hpp"
+#include "pool/tracked_pool_hints.hpp"
+#include "pool/tracked_pool_resize.hpp"

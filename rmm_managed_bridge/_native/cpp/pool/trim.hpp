@@ -1,0 +1,179 @@
+// Pool, the part about upstream: giving memory back, and ending. Included by pool.hpp.
+#pragma once
+
+#include <cstdio>
+
+#include "pool/pool.hpp"
+
+namespace rmm_bridge {
+
+inline std::size_t Pool::cached_bytes() noexcept {
+  std::scoped_lock lock(lock_);
+  drain_all();
+  const std::size_t in_use = used_bytes_ + quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_;
+  return reserved_bytes_ - std::min(reserved_bytes_, in_use);
+}
+
+inline std::size_t Pool::trim(std::size_t keep_bytes) {
+  if (!process_.running()) return 0;
+  const Trimming trimming(trimming_);
+  std::size_t bytes = options_.alone ? release_alone(true) : 0;
+  if (keep_bytes != 0) {
+    // First what is whole as it is, so that streams keep what they would take again at once.
+    poll();
+    bytes += release_chunks(keep_bytes);
+    if (cached_bytes() <= keep_bytes) return bytes;
+  }
+  flush_fresh();
+  std::vector<std::uint16_t> open;
+  with_lock([&] {
+    lanes_.for_each_stream([&](Lane& lane) {
+      drain(lane);
+      if (lane.free_bytes != 0) open.push_back(lane.index);
+    });
+  });
+  for (std::uint16_t index : open) close_lane(index, nullptr);
+  poll();
+  return bytes + release_chunks(keep_bytes) + (options_.alone ? release_alone(true) : 0);
+}
+
+inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
+  const std::size_t cached = cached_bytes();
+  std::vector<Chunk*> chunks;
+  {
+    std::scoped_lock lock(lock_);
+    for (Side side : {Side::cpu, Side::gpu}) release_idle_slabs(side);
+    std::size_t wanted = keep_bytes == 0 ? PoolOptions::kNoLimit : cached - std::min(cached, keep_bytes);
+    for (PageHeap* heap : {&gpu_heap_, &cpu_heap_}) {
+      for (Chunk* chunk : heap->take_free_chunks(wanted)) {
+        wanted -= std::min(wanted, chunk->bytes);
+        chunks.push_back(chunk);
+      }
+    }
+  }
+  if (chunks.empty()) return 0;
+  WithoutGil without(process_);
+  std::size_t bytes = 0;
+  for (Chunk* chunk : chunks) {
+    if (const Advice advice = chunk->advised.end(process_.hugepages); advice.bytes != 0) process_.hugepages.give(advice);
+    bytes += chunk->upstream_bytes;
+    upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
+    delete chunk;
+  }
+  // Only now: `close` lets upstream go once nothing is reserved.
+  std::scoped_lock lock(lock_);
+  reserved_bytes_ -= bytes;
+  return bytes;
+}
+
+inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
+  StreamRef stream;
+  bool record;
+  Batch batch;
+  Lane& lane = lanes_.at(index);
+  {
+    std::scoped_lock lock(lock_);
+    if (!lane.in_use) return;
+    drain(lane);
+    if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
+    stream = lane.stream;
+    record = lane.owned;
+    // Before the event: what is freed from now on may have work behind it.
+    for (auto& bin : lane.bins) {
+      batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
+      bin.clear();
+    }
+    batch.bytes = lane.free_bytes;
+    lane.free_bytes = 0;
+    if (!record) {
+      for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
+    }
+    ++lane.users;
+  }
+  EventRef event;
+  const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
+  std::scoped_lock lock(lock_);
+  --lane.users;
+  if (retire != nullptr) close_front(lane);
+  const bool idle = lane.users == 0 && lane.live_count == 0 && lane.free_bytes == 0;
+  if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
+  quarantine(std::move(batch));
+  const bool certain = recorded == Recorded::done || (recorded == Recorded::capturing && last);
+  if (!certain || (retire != nullptr && !idle)) {
+    if (retire != nullptr && record) lanes_.own(lane);
+    return;
+  }
+  // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
+  if (retire != nullptr) {
+    if (event != nullptr) {
+      departed_.push_back(event);
+      departed_count_.store(departed_.size(), std::memory_order_relaxed);
+    }
+    *retire = lane.owner;
+    lanes_.disown(lane);
+    tidy(lane);
+  }
+}
+
+inline bool Pool::close(bool wait) {
+  if (live_count() != 0) return false;
+  std::unique_ptr<Upstream> ended;
+  for (;;) {
+    trim();  // closes the lanes
+    while (wait && wait_for_oldest()) {
+    }
+    trim();
+    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    const bool empty = with_lock([&] {
+      if (reserved_bytes_ == 0) ended = std::move(upstream_);
+      return reserved_bytes_ == 0;
+    });
+    if (empty) break;
+    if (!others_trim) return false;
+    look_until_trimmed([] { return false; });
+    if (trimming_.load() != 0) return false;
+  }
+  WithoutGil without(process_);
+  ended.reset();
+  return true;
+}
+
+inline Kept::Delay Pool::tend() noexcept {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kSoon{50}, kLate{1000}, kVeryLong{10'000};
+  if (!process_.running()) return Kept::kNever;
+  Kept::Delay next = Kept::kNever;
+  try {
+    if (waiting_.load() != 0) {
+      const std::chrono::nanoseconds waited{steady_time_ns() - waiting_since_ns_.load()};
+      // Straight to the terminal: the thread that waits may be the only one that could show a warning.
+      if (waited >= kVeryLong && !std::exchange(said_waiting_, true)) {
+        std::fputs(
+            "rmm_managed_bridge: an allocation has waited for 10 s: the pool has reached its limit, and what was freed "
+            "waits for device work that does not end; look for a kernel that hangs, or raise maximum_pool_size\n",
+            stderr);
+      }
+      next = kLate;
+    } else {
+      said_waiting_ = false;
+    }
+    if (options_.alone) {
+      poll();
+      release_alone(false);
+      std::scoped_lock lock(lock_);
+      if (!settled_.empty() || !quarantine_.empty()) next = std::min(next, kSoon);
+    }
+    if (options_.release_threshold_bytes != PoolOptions::kNoLimit) {
+      if (cached_bytes() > options_.release_threshold_bytes) trim(options_.release_threshold_bytes);
+      const std::size_t cached = cached_bytes();
+      delay_ = cached != seen_cached_bytes_ ? kSoon : std::clamp(2 * delay_, kSoon, kLate);
+      seen_cached_bytes_ = cached;
+      next = std::min(next, delay_);
+    }
+  } catch (const std::bad_alloc&) {
+    next = kLate;
+  }
+  return next;
+}
+
+}  // namespace rmm_bridge
