@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable
 
-from helpers.fake_cuda import Stream
-from helpers.fake_cuda_pool import Bench
+from fake_cuda import Stream
+from fake_cuda.pool import Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.errors import BackendError, BridgeError

@@ -1,4 +1,4 @@
-"""Fixtures for the native core on the fake driver; see helpers/fake_cuda_child.py for how its tests are run."""
+"""Fixtures for the native core on the fake driver; see fake_cuda/child.py for how its tests are run."""
 
 import ctypes
 import subprocess
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_cuda
 import pytest
-from helpers import fake_cuda, fake_cuda_child
-from helpers.fake_cuda_pool import Bench
+from fake_cuda import child as fake_child
+from fake_cuda.pool import Bench
 
 _config: pytest.Config | None = None
 
@@ -24,9 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Let a child run the items of marked modules."""
-    if fake_cuda_child.in_child() or item.get_closest_marker("fake_driver") is None:
+    if fake_child.in_child() or item.get_closest_marker("fake_driver") is None:
         return None
-    fake_cuda_child.run_item(item)
+    fake_child.run_item(item)
     # The item before may have left this folder set up for the items that the child has run.
     item.session._setupstate.teardown_exact(nextitem)
     return True
@@ -34,15 +35,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the child, send each report to the parent."""
-    if fake_cuda_child.in_child():
+    if fake_child.in_child():
         assert _config is not None
-        fake_cuda_child.write(_config, report)
+        fake_child.write(_config, report)
 
 
 @pytest.fixture
 def fake() -> Iterator[fake_cuda.FakeCuda]:
     """The fake driver, with device 0 current. Fails the test for every lost capture, hang or crash it saw."""
-    assert fake_cuda_child.in_child(), "mark the module with pytest.mark.fake_driver"
+    assert fake_child.in_child(), "mark the module with pytest.mark.fake_driver"
     driver = fake_cuda.load()
     driver.set_current(0)
     driver.reset()
@@ -71,7 +72,7 @@ def core() -> Any:
 @pytest.fixture
 def hints(fake: fake_cuda.FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The room behind prefetch, advise and discard on the fake driver, with what reached it; all counts at zero."""
-    from helpers.fake_hints import FakeHints
+    from fake_cuda.hints import FakeHints
 
     from rmm_managed_bridge import traits
     from rmm_managed_bridge.hints import act, driver, tally

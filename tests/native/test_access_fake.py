@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 pytestmark = pytest.mark.fake_driver
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import rmm
-from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda
+from fake_cuda import LEGACY, PER_THREAD, FakeCuda
 from helpers.noting import Call, noting
 from helpers.programs import HostMemory
 from helpers.waiting import eventually

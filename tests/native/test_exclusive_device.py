@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fake_cuda import GLOBAL, FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import GLOBAL, FakeCuda
+from fake_cuda.pool import MIB, Bench
 from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge

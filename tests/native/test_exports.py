@@ -4,8 +4,8 @@ import gc
 from typing import Any
 
 import pytest
-from helpers.fake_cuda import LEGACY, FakeCuda, Stream
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import LEGACY, FakeCuda, Stream
+from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import streams

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.cuda_driver import INVALID_HANDLE, NOT_READY, UNJOINED, Driver, must
-from helpers.driver_cases import Fact, summary, try_out
-from helpers.driver_facts import FACTS
-from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda, build
+from fake_cuda import LEGACY, PER_THREAD, FakeCuda, build
+from fake_cuda.calls import INVALID_HANDLE, NOT_READY, UNJOINED, Driver, must
+from fake_cuda.cases import Fact, summary, try_out
+from fake_cuda.facts import FACTS
 
 import rmm_managed_bridge
 

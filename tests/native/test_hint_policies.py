@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cuda import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, FakeCuda, Page
+from fake_cuda.hints import FakeHints, Reached
+from fake_cuda.pool import MIB, Bench
 from helpers import stub_cupy, stub_warp
-from helpers.fake_cuda import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, FakeCuda, Page
-from helpers.fake_cuda_pool import MIB, Bench
-from helpers.fake_hints import FakeHints, Reached
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import Hints

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fake_cuda import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, FakeCuda, Page
-from helpers.fake_cuda_pool import MIB, Bench
-from helpers.fake_hints import FakeHints, Reached
+from fake_cuda import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, FakeCuda, Page
+from fake_cuda.hints import FakeHints, Reached
+from fake_cuda.pool import MIB, Bench
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

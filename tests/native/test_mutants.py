@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import fake_cuda
 import pytest
-from helpers import fake_cuda, fake_cuda_child
+from fake_cuda import child as fake_child
 
 import rmm_managed_bridge
 
@@ -83,13 +84,17 @@ MUTANTS = {
         "(stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey))",
         "(true)",
     ),
-    "an unseen per-thread stream counts as held": Mutant("streams/lane_table.hpp", " && stream.key != StreamRef::kUnseenKey", ""),
+    "an unseen per-thread stream counts as held": Mutant(
+        "streams/lane_table.hpp", " && stream.key != StreamRef::kUnseenKey", ""
+    ),
     "a guess is as good as an id": Mutant("pool/free.hpp", "stream.guessed ? Recorded::capturing : ", ""),
     "the cpu does not wait": Mutant(
         "pool/synchronize.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
-        "pool/stream_lookup.hpp", "{events_->id_of(handle), handle}", "{reinterpret_cast<std::uint64_t>(handle), handle}"
+        "pool/stream_lookup.hpp",
+        "{events_->id_of(handle), handle}",
+        "{reinterpret_cast<std::uint64_t>(handle), handle}",
     ),
     "a remembered lane may be another stream's": Mutant(
         "pool/stream_lookup.hpp", "seen.lane->front.key.load(std::memory_order_acquire) == seen.key", "true"
@@ -155,7 +160,9 @@ MUTANTS = {
     ),
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),
-    "a forked child frees": Mutant("pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]] return Freed::ignored;", ""),
+    "a forked child frees": Mutant(
+        "pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]] return Freed::ignored;", ""
+    ),
 }
 
 wanted = pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant")
@@ -203,10 +210,10 @@ def build_core(workshop: Path) -> Path:
 def first_failure(root: Path, config: pytest.Config, suites: list[str]) -> str | None:
     """Run the suites against the package in `root`; return the first failing test, or None if all pass."""
     files = [str(TESTS / f"test_pool_{name}.py") for name in suites]
-    command = [*fake_cuda_child.pytest_command(files, config), "-x", "--tb=no"]
+    command = [*fake_child.pytest_command(files, config), "-x", "--tb=no"]
     environment = {
         **os.environ,
-        fake_cuda_child.CHILD: str(root / "reports"),
+        fake_child.CHILD: str(root / "reports"),
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
         "BRIDGE_MACHINE_RAW": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(root),

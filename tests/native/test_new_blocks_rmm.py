@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import rmm
-from helpers.fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL, FakeCuda, Prefetch
-from helpers.fake_cuda_pool import MIB
-from helpers.fake_hints import FakeHints, hints_counted, using_installed
+from fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL, FakeCuda, Prefetch
+from fake_cuda.hints import FakeHints, hints_counted, using_installed
+from fake_cuda.pool import MIB
 from helpers.programs import HostMemory
 
 import rmm_managed_bridge as bridge

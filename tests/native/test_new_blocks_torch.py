@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Prefetch
-from helpers.fake_cuda_pool import MIB, Bench
-from helpers.fake_hints import FakeHints, hints_counted, using_installed
+from fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Prefetch
+from fake_cuda.hints import FakeHints, hints_counted, using_installed
+from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import Hints, HintSkip

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.fake_cuda import UNITS, cuda_include
+from fake_cuda import UNITS, cuda_include
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "rmm_managed_bridge" / "_native" / "cpp"

@@ -3,8 +3,8 @@
 import gc
 
 import pytest
-from helpers.fake_cuda import PER_THREAD, FakeCuda
-from helpers.fake_cuda_pool import KIB, Bench
+from fake_cuda import PER_THREAD, FakeCuda
+from fake_cuda.pool import KIB, Bench
 from helpers.waiting import eventually
 
 pytestmark = pytest.mark.fake_driver

@@ -4,8 +4,8 @@ import ctypes
 import threading
 
 import pytest
-from helpers.fake_cuda import PER_THREAD, FakeCuda
-from helpers.fake_cuda_pool import KIB, MIB, Bench
+from fake_cuda import PER_THREAD, FakeCuda
+from fake_cuda.pool import KIB, MIB, Bench
 
 from rmm_managed_bridge._native import blocks, core, ledger
 from rmm_managed_bridge.errors import BridgeError, ForeignPointerError

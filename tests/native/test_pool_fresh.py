@@ -1,8 +1,8 @@
 """CPU blocks that a copy nobody tells of may still read: they wait for the streams that the bridge holds."""
 
 import pytest
-from helpers.fake_cuda import LEGACY, FakeCuda
-from helpers.fake_cuda_pool import KIB, MIB, Bench
+from fake_cuda import LEGACY, FakeCuda
+from fake_cuda.pool import KIB, MIB, Bench
 
 pytestmark = pytest.mark.fake_driver
 

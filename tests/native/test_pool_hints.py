@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from helpers.fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL, FakeCuda, Page
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL, FakeCuda, Page
+from fake_cuda.pool import MIB, Bench
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ ADVICE = {READ_MOSTLY: (1, CPU), PREFERRED: (3, CPU)}
 
 def advise(fake: FakeCuda, ptr: int, size_bytes: int, advice: int, accessors: tuple[int, ...] = ()) -> tuple[int, int]:
     """Advise as the package does: note it, then tell the driver. Return the pages."""
-    from helpers.fake_hints import FakeHints
+    from fake_cuda.hints import FakeHints
 
     room = FakeHints(fake)
     pages = ptr // PAGE * PAGE, -(-(ptr + size_bytes) // PAGE) * PAGE

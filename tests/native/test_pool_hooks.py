@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 from rmm_managed_bridge._native import framework_entry, ledger
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.fake_cuda import LEGACY, FakeCuda
-from helpers.fake_cuda_pool import KIB, MIB, Bench
+from fake_cuda import LEGACY, FakeCuda
+from fake_cuda.pool import KIB, MIB, Bench
 
 from rmm_managed_bridge._native import numpy_handler
 

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import LEGACY, PER_THREAD, FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 pytestmark = pytest.mark.fake_driver
 
@@ -141,7 +141,7 @@ def test_the_fake_sees_a_wait_with_the_gil_held(fake: FakeCuda) -> None:
     """A check that cannot fail is no check: a driver call through ctypes.PyDLL keeps the GIL."""
     import ctypes
 
-    from helpers.fake_cuda import build
+    from fake_cuda import build
 
     stream = fake.stream()
     event = ctypes.c_void_p()

@@ -4,8 +4,8 @@ import gc
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import pressure

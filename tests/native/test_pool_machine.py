@@ -10,7 +10,7 @@ import ctypes
 import os
 
 import pytest
-from helpers.fake_cuda_pool import EVERYTHING, KIB, MIB, Bench
+from fake_cuda.pool import EVERYTHING, KIB, MIB, Bench
 from helpers.forked import USES, attempt, in_forked_child
 from helpers.pool_machine import PICK, Block, Line, StreamMachine
 from hypothesis import HealthCheck, Phase, settings

@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 from helpers.forked import USES, attempt, in_forked_child
 
 from rmm_managed_bridge._native import hint_table
@@ -54,7 +54,7 @@ def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
     ended = run(f"""
         import atexit, os, sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from helpers import fake_cuda
+        import fake_cuda
         fake_cuda.FakeCuda(fake_cuda.build()).tell_at_exit()  # before the core is loaded, and so after its end
 
         def use_once_more():  # registered before the core's own handler, so it runs after that
@@ -67,7 +67,7 @@ def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
         atexit.register(use_once_more)
         from rmm_managed_bridge._native import core
         fake = fake_cuda.load()
-        from helpers.fake_cuda_pool import Bench, MIB
+        from fake_cuda.pool import Bench, MIB
         fake.set_current(0)
         bench = Bench(fake)
         stream = bench.owned()

@@ -1,8 +1,8 @@
 """The quarantine's limit: an allocation waits a while for what is in there, and never for ever."""
 
 import pytest
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 from rmm_managed_bridge.errors import BridgeWarning
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from helpers.fake_cuda import LEGACY, PER_THREAD, FakeCuda, Stream
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import LEGACY, PER_THREAD, FakeCuda, Stream
+from fake_cuda.pool import MIB, Bench
 
 from rmm_managed_bridge.errors import BridgeError
 

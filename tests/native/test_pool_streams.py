@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from helpers.fake_cuda import PER_THREAD, RELAXED, FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import PER_THREAD, RELAXED, FakeCuda
+from fake_cuda.pool import MIB, Bench
 
 from rmm_managed_bridge.errors import BridgeError
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import rmm
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import FakeCuda
+from fake_cuda.pool import MIB, Bench
 from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.fake_cuda import UNITS, cuda_include
+from fake_cuda import UNITS, cuda_include
 
 NATIVE = Path(__file__).parents[2] / "rmm_managed_bridge" / "_native" / "cpp"
 SANITIZERS = {"threads": "thread", "addresses": "address,undefined"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
+from fake_cuda.pool import Bench
 from helpers import stub_torch
-from helpers.fake_cuda import FakeCuda
-from helpers.fake_cuda_pool import Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import traits

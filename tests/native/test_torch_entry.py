@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fake_cuda import GLOBAL, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Stream
-from helpers.fake_cuda_pool import MIB, Bench
+from fake_cuda import GLOBAL, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Stream
+from fake_cuda.pool import MIB, Bench
 
 from rmm_managed_bridge._native import framework_entry, ledger
 

@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include "fake_cuda_abi.hpp"
+#include "abi.hpp"
 
 namespace fake {
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-UNITS = sorted(Path(__file__).parent.glob("fake_cuda*.cpp"))
-SOURCES = [*UNITS, *sorted(Path(__file__).parent.glob("fake_cuda*.hpp"))]
+UNITS = sorted(Path(__file__).parent.glob("*.cpp"))
+SOURCES = [*UNITS, *sorted(Path(__file__).parent.glob("*.hpp"))]
 
 LEGACY = 0
 PER_THREAD = 2

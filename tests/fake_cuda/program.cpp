@@ -1,8 +1,8 @@
 // The part of the fake driver that programs call and the bridge does not: captures and graphs, managed memory, and the
-// calls that the bridge keeps from because they lose captures (tests/helpers/driver_facts.py).
+// calls that the bridge keeps from because they lose captures (tests/fake_cuda/facts.py).
 #include <cstdlib>
 
-#include "fake_cuda_enter.hpp"
+#include "enter.hpp"
 
 using namespace fake;
 

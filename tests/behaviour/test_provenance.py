@@ -272,3 +272,29 @@ def test_a_thing_without_an_address_is_refused(thing: Any) -> None:
 def test_an_impossible_address_has_no_record(place: int) -> None:
     assert bridge.allocation_of(place) is None
     assert not bridge.owns(place)
+
+
+@pytest.mark.behaviour("P2")
+def test_one_tag_object_serves_tasks_that_interleave() -> None:
+    shared = bridge.tag("shared")
+    seen: list[str] = []
+
+    async def use(first: asyncio.Event, then: asyncio.Event) -> None:
+        with shared:
+            first.set()
+            await then.wait()
+            array = np.ones(10)
+            record = bridge.allocation_of(array)
+            seen.append("" if record is None else record.tag)
+
+    async def both() -> None:
+        a, b = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(use(a, b), use(b, a))
+
+    with bridge.installed("host", frameworks=["numpy"]):
+        asyncio.run(both())
+        after = np.ones(10)
+        record = bridge.allocation_of(after)
+        assert record is not None and record.tag == ""
+        del after
+    assert seen == ["shared", "shared"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest.mock import ANY
 
-from helpers.cuda_driver import INVALIDATED, LOST, NONE, OK, Driver, must
-from helpers.fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL
+from fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL
+from fake_cuda.calls import INVALIDATED, LOST, NONE, OK, Driver, must
 
 SIZE = 64 << 10
 MODES = {GLOBAL: "global", THREAD_LOCAL: "thread-local", RELAXED: "relaxed"}

@@ -6,9 +6,9 @@ With `-s`, what nobody has seen the real driver do is printed as it is seen.
 from collections.abc import Callable
 
 import pytest
-from helpers.cuda_driver import REAL_LIBRARY, Driver
-from helpers.driver_cases import Fact, summary, try_out
-from helpers.driver_facts import FACTS
+from fake_cuda.calls import REAL_LIBRARY, Driver
+from fake_cuda.cases import Fact, summary, try_out
+from fake_cuda.facts import FACTS
 
 pytestmark = [pytest.mark.requires("gpu")]
 

@@ -269,3 +269,18 @@ def test_a_child_copies_no_page_of_a_device_while_it_exits_either() -> None:
         )
     )
     assert out.split() == ["False", "True"]
+
+
+@pytest.mark.behaviour("L8")
+def test_a_child_of_a_parent_that_only_imported_the_bridge_may_install() -> None:
+    program = """
+import os
+import rmm_managed_bridge as bridge
+child = os.fork()
+if child == 0:
+    import numpy as np
+    with bridge.installed("host", frameworks=["numpy"]):
+        os._exit(0 if bridge.owns(np.ones(1000)) else 3)
+os.waitpid(child, 0)[1] == 0 or os._exit(4)
+"""
+    must_succeed(run_python(program))

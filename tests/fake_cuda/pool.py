@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from helpers.fake_cuda import FakeCuda, Stream
-
+from fake_cuda import FakeCuda, Stream
 from rmm_managed_bridge.config import PoolSettings
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -12,6 +12,7 @@ from helpers.programs import HostMemory, must_succeed, recorded_events, run_pyth
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge._native import core
 
 MIB = 1 << 20
 
@@ -257,3 +258,30 @@ WRAPPED = """
 @pytest.mark.parametrize("how", ["wrapped", "replaced"])
 def test_what_others_put_around_or_in_place_of_reinitialize_stays_and_is_seen(how: str) -> None:
     must_succeed(run_python(WRAPPED, how))
+
+
+def test_trimming_while_a_pool_closes_gives_each_piece_back_once() -> None:
+    for _ in range(30):
+        heap = core.host_heap()
+        heap.deallocate(heap.allocate(1 << 20))
+        threads = [threading.Thread(target=call) for call in (heap.trim, heap.retire, heap.trim)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert heap.close()
+        assert heap.numbers[0] == 0
+
+
+def test_a_failed_reinitialize_leaves_the_bridge_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rmm
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no such pool")
+
+    monkeypatch.setattr(rmm.rmm, "_initialize", fails)
+    with bridge.installed("host", frameworks=["numpy"]):
+        with pytest.raises(MemoryError, match="no such pool"):
+            rmm.reinitialize()
+        assert bridge.status().installed
+        assert bridge.owns(np.ones(100))

@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-#include "fake_cuda_device.hpp"
+#include "device.hpp"
 
 namespace fake {
 

@@ -269,3 +269,26 @@ def test_less_tracking_records_less(track: str, site: str | None, seen: bool) ->
         assert record is None or (record.site.file, record.tag, record.requested_bytes) == (site, "p4", MIB)
         del array
         assert bridge.stats().current_count == 0
+
+
+def test_a_peak_scope_is_entered_once_at_a_time() -> None:
+    scope = bridge.peak_scope()
+    with scope, pytest.raises(bridge.ConfigError, match="entered already"), scope:
+        pass
+    with scope:
+        assert scope.peak_bytes >= 0
+
+
+def test_resizing_without_tracking_keeps_the_live_bytes_right(make_heap: Any) -> None:
+    heap = make_heap(track="off")
+    from rmm_managed_bridge._native import numpy_handler
+
+    handler = numpy_handler.NumpyHandler()
+    handler.use(heap)
+    ptr = handler.malloc(100)
+    for size in (5_000, 70, 3 << 20, 64):
+        ptr = handler.realloc(ptr, size)
+        assert size <= heap.live_bytes < 2 * size + 64
+    handler.free(ptr)
+    assert heap.live_bytes == 0
+    handler.use(None)

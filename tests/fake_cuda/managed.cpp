@@ -1,6 +1,6 @@
 // The part of the fake driver about managed memory. More easily offended than the real one may be: every call here loses a
 // capture of the stream that it is given, and advice and discard also lose those that an unsafe call loses.
-#include "fake_cuda_enter.hpp"
+#include "enter.hpp"
 
 using namespace fake;
 

@@ -1,6 +1,6 @@
 // A CUDA driver for tests: the functions that the bridge calls, and the strings a test pulls (fake_*).
 // Control functions name streams by id, since handles come back.
-#include "fake_cuda_enter.hpp"
+#include "enter.hpp"
 
 using namespace fake;
 

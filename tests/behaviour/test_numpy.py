@@ -280,3 +280,15 @@ def test_the_name_of_the_handler_is_right_without_other_packages() -> None:
             """
         )
     )
+
+
+def test_using_the_allocator_again_and_again_makes_no_new_handlers() -> None:
+    from rmm_managed_bridge.adapters import numpy_allocator as adapter
+
+    with bridge.installed("host", frameworks=["numpy"], numpy_scope="context"):
+        with bridge.numpy_allocator():
+            before = len(adapter._handlers)
+        for _ in range(10):
+            with bridge.numpy_allocator(), bridge.numpy_allocator():
+                assert bridge.owns(np.ones(10))
+        assert len(adapter._handlers) == before

@@ -267,3 +267,20 @@ def test_frameworks_that_are_imported_later_are_not_hooked_unasked(monkeypatch: 
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     with bridge.installed("host"):
         assert dict(bridge.status().frameworks) == {"numpy": "hooked"}
+
+
+def test_installing_for_no_framework_hooks_none() -> None:
+    with bridge.installed("host", frameworks=[]):
+        assert bridge.status().frameworks == {}
+        assert not bridge.owns(np.ones(100))
+
+
+def test_an_installation_that_fails_late_leaves_numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(around: object) -> None:
+        raise ImportError("no rmm here")
+
+    monkeypatch.setattr("rmm_managed_bridge.reinitialize.watch", fails)
+    with pytest.raises(ImportError):
+        bridge.install("host", frameworks=["numpy"])
+    assert not bridge.status().installed
+    assert not bridge.owns(np.ones(100))

@@ -1,13 +1,14 @@
 """What a CUDA driver does that the bridge relies on and no manual promises (docs/design/measured.md), as one table.
 
-The fake driver and the real one are both held to it: tests/native/test_fake_cuda.py, tests/gpu/test_driver_gpu.py.
+The fake driver and the real one are both held to it: tests/native/test_fake_cuda.py, tests/gpu/test_driver.py.
 """
 
 import itertools
 import time
 from collections.abc import Callable
 
-from helpers.cuda_driver import (
+from fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL
+from fake_cuda.calls import (
     ACTIVE,
     CAPTURED_EVENT,
     IMPLICIT,
@@ -22,8 +23,7 @@ from helpers.cuda_driver import (
     UNSUPPORTED,
     must,
 )
-from helpers.driver_cases import ERROR, SIZE, Act, Case, Fact, Scene, on_a_thread
-from helpers.fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL
+from fake_cuda.cases import ERROR, SIZE, Act, Case, Fact, Scene, on_a_thread
 
 CU_STREAM_LEGACY = 1  # the same stream as handle 0
 SAME = (False,)  # only on the thread that began the capture

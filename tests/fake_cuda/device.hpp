@@ -19,8 +19,8 @@
 #include <tuple>
 #include <vector>
 
-#include "fake_cuda_abi.hpp"
-#include "fake_cuda_pages.hpp"
+#include "abi.hpp"
+#include "pages.hpp"
 
 namespace fake {
 

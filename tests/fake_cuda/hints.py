@@ -5,9 +5,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from helpers.fake_cuda import FakeCuda
-
 import rmm_managed_bridge as bridge
+from fake_cuda import FakeCuda
 from rmm_managed_bridge.hints.driver import Attributes, DriverRefusedError, OwnStream, Range
 
 ADVICE = {

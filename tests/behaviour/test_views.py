@@ -264,3 +264,30 @@ def test_views_that_outlive_everything_give_no_warning_of_numpys() -> None:
             environment={"NUMPY_WARN_IF_NO_MEM_POLICY": "1"},
         )
     )
+
+
+@pytest.mark.behaviour("I2")
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "u1"), ("b", "f8")], align=True),
+        np.dtype([("only", "i4")]),
+        np.dtype([("outer", [("inner", "f4")]), ("rest", "i2")]),
+    ],
+    ids=["padded", "one field", "nested"],
+)
+def test_fields_are_kept_through_the_array_interface(dtype: "np.dtype[Any]") -> None:
+    class Interface:
+        def __init__(self, array: "np.ndarray[Any, Any]") -> None:
+            self.kept = array
+            self.__array_interface__ = array.__array_interface__
+
+    with bridge.installed("host", frameworks=["numpy"]):
+        array = np.zeros(5, dtype)
+        view = bridge.as_numpy(Interface(array))
+        assert view.dtype.fields is not None and dtype.fields is not None
+        for name, (kind, offset, *_) in dtype.fields.items():
+            assert view.dtype.fields[name][:2] == (kind, offset)
+        assert np.shares_memory(view, array)
+        del view, array
+        gc.collect()
