@@ -50,7 +50,7 @@ build_wheel() {
 check_stubs() { # outside the checkout, where the source folder would be imported instead of the built package
     local site so base modules=() allowlist=()
     site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
-    for so in "$site"/rmm_managed_bridge/_native/*.so; do
+    for so in "$site"/rmm_managed_bridge/_native/*.cpython-*.so; do
         base=${so##*/}
         modules+=("rmm_managed_bridge._native.${base%%.*}")
     done

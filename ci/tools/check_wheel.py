@@ -24,6 +24,8 @@ ENTRY_POINTS = frozenset(
 )
 MACHINES = {0x3E: "x86-64", 0xB7: "aarch64"}
 SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pxd", ".pxi", ".pyx"})
+# What the modules call in the one library: names of our namespace, as the compiler mangles them.
+_OURS = re.compile(r"_ZN?[A-Z0-9]*10rmm_bridge|_ZT[VISH]N10rmm_bridge|_ZZ?N[KV]*10rmm_bridge|_ZGVZ?N[KV]*10rmm_bridge")
 _RUNPATH = re.compile(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]")
 
 
@@ -40,12 +42,14 @@ def check_library(path: Path) -> list[str]:
     if machine not in MACHINES:
         return [f"ELF machine {machine:#x}; only {' and '.join(MACHINES.values())} are supported"]
     wrong = []
+    is_library = path.name.startswith("lib")
     symbols = {line.split()[-1] for line in _tool("nm", "-D", "--defined-only", str(path)).splitlines() if line}
     init = f"PyInit_{path.name.split('.')[0]}"
-    if init not in symbols:
+    if not is_library and init not in symbols:
         wrong.append(f"does not export {init}, so Python cannot import it")
-    for symbol in sorted(symbols - ENTRY_POINTS):
-        if not symbol.startswith("PyInit_"):
+    for symbol in sorted(symbols):
+        ours = symbol in ENTRY_POINTS or _OURS.match(symbol) if is_library else symbol.startswith("PyInit_")
+        if not ours:
             wrong.append(f"exports {symbol}; hide it, or list it in ENTRY_POINTS")
     for entries in _RUNPATH.findall(_tool("readelf", "-d", "-W", str(path))):
         for entry in entries.split(":"):
@@ -77,7 +81,8 @@ def check(wheel: Path, forbidden: Sequence[str]) -> list[str]:
                     findings.append(f"{place}: holds {text!r}, a path of the build machine; map or strip it")
         for name in libraries:
             stub = f"{name.split('.')[0]}.pyi"
-            if name.startswith(f"{NATIVE}/") and stub not in names:
+            is_module = not PurePosixPath(name).name.startswith("lib")
+            if name.startswith(f"{NATIVE}/") and is_module and stub not in names:
                 findings.append(f"{wheel}/{name}:1: {stub} is missing; write the stub and install it")
             extracted = Path(archive.extract(name, folder))
             findings.extend(f"{wheel}/{name}:1: {wrong}" for wrong in check_library(extracted))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 if importlib.util.find_spec("rmm_managed_bridge._native.core") is None:
     raise ImportError(
@@ -9,3 +10,8 @@ if importlib.util.find_spec("rmm_managed_bridge._native.core") is None:
         "checkout, it hides the package that 'pip install .' installed: run from another folder, or with 'python -P'. "
         "CONTRIBUTING.md says how to build in place"
     )
+
+
+def library_path() -> Path:
+    """Return the shared library behind the modules, which frameworks load C functions from by name."""
+    return Path(__file__).with_name("librmm_managed_bridge.so")

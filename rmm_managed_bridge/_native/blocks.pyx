@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""What lies at an address, and the device work that may touch it. See interpreter.hpp."""
+"""What lies at an address, and the device work that may touch it. See block_calls.hpp."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
@@ -13,7 +13,7 @@ from rmm_managed_bridge._native.core import KINDS
 from rmm_managed_bridge.errors import BridgeError
 
 
-cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     CHeap* heap_of(CProcess* process, const void* ptr)
     bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
     int expose_block(CProcess* process, const void* ptr, CUstream stream) except +

@@ -73,6 +73,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
 
     cdef cppclass CNotices "rmm_bridge::Notices":
         vector[CNotice] take()
+        uint64_t damaged_count()
 
     cdef cppclass CBudget "rmm_bridge::Budget":
         CBudget* outer
@@ -81,6 +82,17 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
 
     cdef cppclass CBudgets "rmm_bridge::Budgets":
         CBudget* find(uint32_t tag)
+
+    ctypedef int (*Madvise "rmm_bridge::HugepageAdvice::Function")(void*, size_t, int) noexcept
+
+    cdef cppclass HugepageAdvice:
+        int64_t advised_bytes
+        uint64_t calls
+        uint64_t failures
+        void ask_instead(Madvise function)
+
+    cdef cppclass BackgroundThread "rmm_bridge::Keeper":
+        bool wake()
 
     cdef cppclass CLedger "rmm_bridge::Ledger":
         bool read(uint32_t id, Entry& out)
@@ -105,7 +117,14 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         CNotices notices
         CHistory history
         CDriver driver
+        HugepageAdvice hugepages
+        BackgroundThread keeper
         bool running()
+        int phase_number()
+        uint64_t foreign_free_count()
+        uint64_t size_mismatch_count()
+        uint64_t failure_count()
+        void record_all_events(bool on)
         bool add_budget(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
 
     cdef enum class Refusal(int):

@@ -21,23 +21,28 @@ cdef extern from "Python.h":
 
 
 cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
-    void install_hooks(CProcess* process, void (*closed)() noexcept, void (*notice)() noexcept,
-                       bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
-    void stop_keeper(CProcess* process)
-    void wake_keeper(CProcess* process)
-    void set_phase(CProcess* process, int phase)
-    int phase_of(CProcess* process)
+    void connect_interpreter(CProcess* process, void (*closed)() noexcept, void (*warnings)() noexcept,
+                             bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
+    void begin_exit(CProcess* process)
+    void drop_relaxed(CProcess* process, PyObject* object)
+
+
+cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     CHeap* heap_of(CProcess* process, const void* ptr)
     int current_device_of(CProcess* process)
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
+
+
+cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     bool holds_stream(CHeap* heap, CUstream stream)
     bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
-    void drop_relaxed(CProcess* process, PyObject* object)
     void* retire_lane(CHeap* heap, unsigned short lane, bool last) except +
     CHeap* new_host_heap(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
-    uint64_t unstated
+    uint64_t unstated "rmm_bridge::Heap::kUnstated"
 
+
+cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
     void set_internal(Origin* origin, vector[string] prefixes) except +
     Origin* new_origin(CProcess* process, object tag_variable) except +
 
@@ -126,7 +131,7 @@ def heap_containing(uintptr_t ptr):
 
 def phase():
     """Return "running", "forked" or "exiting"."""
-    return PHASES[phase_of(process)]
+    return PHASES[process.phase_number()]
 
 
 def load_driver(str library="libcuda.so.1"):
@@ -359,7 +364,7 @@ cdef class Heap:
         if self.close():
             return True
         if process.running():
-            wake_keeper(process)
+            process.keeper.wake()
         return False
 
     def close(self):
@@ -472,7 +477,7 @@ cdef bool _call_relieve(size_t size_bytes, int attempt, bool may_collect) noexce
         PyErr_SetInterrupt()
         return False
 
-install_hooks(process, _call_closed, _call_notices, _call_relieve)
+connect_interpreter(process, _call_closed, _call_notices, _call_relieve)
 
 
 def _forget_tag_lock():
@@ -484,9 +489,7 @@ os.register_at_fork(after_in_child=_forget_tag_lock)
 
 
 def _begin_exit():
-    set_phase(process, 2)
-    with nogil:
-        stop_keeper(process)
+    begin_exit(process)
 
 # Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
 # reverse, and what runs after ours finds the process already marked.

@@ -10,7 +10,7 @@ from rmm_managed_bridge._native cimport core
 from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Origin, Refusal
 
 
-cdef extern from "entry/frameworks.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/device_pools.hpp" namespace "rmm_bridge" nogil:
     const int kDevices
 
     cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":
@@ -20,6 +20,8 @@ cdef extern from "entry/frameworks.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass DeviceHeaps:
         AtomicHeap& operator[](size_t device)
 
+
+cdef extern from "entry/cupy.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass CCupyGuest "rmm_bridge::CupyGuest":
         CProcess* process
         Origin* origin
@@ -31,6 +33,11 @@ cdef extern from "entry/frameworks.hpp" namespace "rmm_bridge" nogil:
         PyObject* refuse
         PyObject* hint
 
+    void* bridge_cupy_malloc "bridge_cupy_malloc"(void* param, size_t size_bytes, int device) except + with gil
+    void bridge_cupy_free "bridge_cupy_free"(void* param, void* ptr, int device) noexcept with gil
+
+
+cdef extern from "entry/torch.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass CTorchGuest "rmm_bridge::TorchGuest":
         CProcess* process
         Origin* origin
@@ -44,9 +51,6 @@ cdef extern from "entry/frameworks.hpp" namespace "rmm_bridge" nogil:
     void* bridge_torch_pool_malloc "bridge_torch_pool_malloc"(size_t size_bytes, int device, CUstream stream) except +
     void bridge_torch_free "bridge_torch_free"(void* ptr, size_t size_bytes, int device, CUstream stream)
     void bridge_torch_record_stream "bridge_torch_record_stream"(void* ptr, CUstream stream)
-
-    void* bridge_cupy_malloc "bridge_cupy_malloc"(void* param, size_t size_bytes, int device) except + with gil
-    void bridge_cupy_free "bridge_cupy_free"(void* param, void* ptr, int device) noexcept with gil
 
 # As CuPy declares `cdef intptr_t get_current_stream_ptr()` since version 13: a private function, so anything else than
 # exactly this is not called.

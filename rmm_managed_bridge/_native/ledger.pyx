@@ -17,15 +17,16 @@ from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.records import Allocation, CallSite, Event, History, Holder, Peak, Snapshot, Usage
 
 
-cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
-    void record_all_events(CProcess* process, bool on)
-    uint64_t foreign_frees(CProcess* process)
-    uint64_t size_mismatches(CProcess* process)
-    uint64_t failures(CProcess* process)
-    uint64_t damaged_blocks(CProcess* process)
+cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     void copy_holders(CProcess* process, vector[HolderKey]& keys, vector[CUsage]& usages) except +
     void copy_entries(CProcess* process, vector[Entry]& entries) except +
+
+
+cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     uint32_t entry_of(CProcess* process, const void* ptr)
+
+
+cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
     void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
 
 ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch", "damage")
@@ -163,7 +164,7 @@ def take_notices():
 def set_history(size_t limit, bint every_event):
     """Keep the newest `limit` events: failures and wrong frees, or every allocation and free as well."""
     process.history.set_limit(limit)
-    record_all_events(process, every_event)
+    process.record_all_events(every_event)
 
 
 def current_bytes():
@@ -174,8 +175,9 @@ def current_bytes():
 def counters():
     """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes, damaged blocks)."""
     return (
-        process.ledger.current_bytes(), process.ledger.peak_bytes(), foreign_frees(process), size_mismatches(process),
-        failures(process), process.ledger.overhead_bytes(), damaged_blocks(process),
+        process.ledger.current_bytes(), process.ledger.peak_bytes(), process.foreign_free_count(),
+        process.size_mismatch_count(), process.failure_count(), process.ledger.overhead_bytes(),
+        process.notices.damaged_count(),
     )
 
 

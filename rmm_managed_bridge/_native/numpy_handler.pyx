@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""NumPy's data-memory handler. See numpy_python.hpp and NEP 49."""
+"""NumPy's data-memory handler. See numpy.hpp and NEP 49."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetPointer
 from cpython.ref cimport PyObject
@@ -14,7 +14,7 @@ from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin, Refusal
 cimport numpy as cnp
 
 
-cdef extern from "entry/numpy_python.hpp" namespace "rmm_bridge" nogil:
+cdef extern from "entry/numpy.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":
         void store(CHeap* heap)
         CHeap* load()
@@ -39,10 +39,10 @@ cdef extern from "entry/numpy_python.hpp" namespace "rmm_bridge" nogil:
         AtomicSize least_bytes
         PlainMemory plain
 
-    void* numpy_malloc "rmm_bridge::PythonEntries::malloc"(void* context, size_t size_bytes) noexcept
-    void* numpy_calloc "rmm_bridge::PythonEntries::calloc"(void* context, size_t count, size_t each) noexcept
-    void* numpy_realloc "rmm_bridge::PythonEntries::realloc"(void* context, void* ptr, size_t size_bytes) noexcept
-    void numpy_free "rmm_bridge::PythonEntries::free"(void* context, void* ptr, size_t size_bytes) noexcept
+    void* numpy_malloc(void* context, size_t size_bytes) noexcept
+    void* numpy_calloc(void* context, size_t count, size_t each) noexcept
+    void* numpy_realloc(void* context, void* ptr, size_t size_bytes) noexcept
+    void numpy_free(void* context, void* ptr, size_t size_bytes) noexcept
 
     cdef cppclass RefusedRequest:
         CHeap* heap

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import core, framework_entry
+from rmm_managed_bridge._native import core, framework_entry, library_path
 from rmm_managed_bridge.errors import FrameworkError
 from rmm_managed_bridge.ipc import guard_torch
 
@@ -143,7 +143,7 @@ def _allocator(malloc: str) -> Any:
     guest = _the_guest()
     if malloc not in _allocators:
         memory = _import_torch().cuda.memory
-        made = memory.CUDAPluggableAllocator(framework_entry.__file__, malloc, "bridge_torch_free")
+        made = memory.CUDAPluggableAllocator(str(library_path()), malloc, "bridge_torch_free")
         # Not in PyTorch's documentation, and without it Tensor.record_stream would be forgotten in silence.
         made.allocator().set_record_stream_fn(guest.record_stream_address)
         _allocators[malloc] = made

@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers.native_sources import CPP, one_unit
 from measure import Row, print_rows
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +25,9 @@ def build(folder: Path) -> Path:
     found = subprocess.run([sys.executable, NATIVE / "find_headers.py"], capture_output=True, text=True, check=True)
     includes = [f"-isystem{include}" for include in found.stdout.strip().split(";")[2:]]
     program = folder / "native_pairs"
-    source = Path(__file__).with_name("native_pairs.cpp")
-    subprocess.run(
-        ["g++", "-O3", "-DNDEBUG", "-std=c++20", f"-I{NATIVE / 'cpp'}", *includes, source, "-o", program, "-pthread"],
-        check=True,
-    )
+    sources = [Path(__file__).with_name("native_pairs.cpp"), one_unit(folder)]
+    flags = ["-O3", "-DNDEBUG", "-std=c++20", f"-I{CPP}", *includes]
+    subprocess.run(["g++", *flags, *sources, "-o", program, "-pthread", "-ldl"], check=True)
     return program
 
 

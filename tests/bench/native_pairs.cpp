@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
     request.alignment = 64;
     Refusal refusal;
     for (long pair = 0; pair < pairs; ++pair) {
-      Heap::deallocate(process, heap.allocate(request, refusal), 1024, nullptr, {});
+      void* ptr = heap.allocate_in_place(request, refusal);
+      Heap::deallocate_in_place(process, Heap::find(process, ptr), ptr, 1024, nullptr, {});
     }
   };
   const auto start = std::chrono::steady_clock::now();

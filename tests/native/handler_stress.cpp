@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "entry/numpy.hpp"
+#include "entry/numpy_guest.hpp"
 
 using namespace rmm_bridge;
 

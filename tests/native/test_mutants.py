@@ -1,7 +1,7 @@
 """A check that cannot fail is no check: each rule of order, taken out of the core, must be missed by the tests here.
 
-Each mutant is a core compiled from changed headers. That takes minutes, so it is done with BRIDGE_MUTANTS=1 only, or
-with a part of a mutant's name, from a checkout and where the core itself can be built.
+Each mutant is the library compiled from changed sources, under the modules as they are. That takes a minute, so it is
+done with BRIDGE_MUTANTS=1 only, or with a part of a mutant's name, from a checkout and where the core can be built.
 """
 
 import os
@@ -34,14 +34,14 @@ SUITES = [
     "quarantine",
     "machine",
 ]
-MODULES = ["core", "blocks", "hint_table", "numpy_handler"]  # that have the pool in them and are called by the suites
+LIBRARY = "librmm_managed_bridge.so"
 PATIENCE_SECONDS = 1200
 
 
 class Mutant(NamedTuple):
-    """What is left out: `old` in a header becomes `new`."""
+    """What is left out: `old` in a source becomes `new`."""
 
-    header: str
+    source: str
     old: str
     new: str
 
@@ -49,31 +49,31 @@ class Mutant(NamedTuple):
 NOT_CAPTURING = "capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE"
 MUTANTS = {
     "a thief does not wait": Mutant(
-        "pool/synchronize.hpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
+        "pool/synchronize.cpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
     ),
-    "no quarantine": Mutant("pool/free.hpp", "if (batch.waits.empty()) {", "if (true) {"),
-    "the host takes what streams freed": Mutant("pool/free.hpp", "(!exposed && !on_stream)", "!exposed"),
-    "views are forgotten": Mutant("pool/synchronize.hpp", " || !mark(process_, block, Block::kExposed)", ""),
-    "only the last view counts": Mutant("pool/free.hpp", "if (index != own) lanes.push_back(index);", ""),
+    "no quarantine": Mutant("pool/free.cpp", "if (batch.waits.empty()) {", "if (true) {"),
+    "the host takes what streams freed": Mutant("pool/free.cpp", "(!exposed && !on_stream)", "!exposed"),
+    "views are forgotten": Mutant("pool/synchronize.cpp", " || !mark(process_, block, Block::kExposed)", ""),
+    "only the last view counts": Mutant("pool/free.cpp", "if (index != own) lanes.push_back(index);", ""),
     "held streams that nobody told of are left out": Mutant(
-        "pool/free.hpp", "if (lane.owned && std::find(", "if (false && std::find("
+        "pool/free.cpp", "if (lane.owned && std::find(", "if (false && std::find("
     ),
     "what the CPU frees is ready at once": Mutant(
         "pool/pool.hpp", "options_.cautious && (lanes_.any_held() ||", "false && ("
     ),
     "what the CPU frees waits for no stream": Mutant(
-        "pool/free.hpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
+        "pool/free.cpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
     ),
-    "a borrowed stream's event is lost": Mutant("pool/free.hpp", "lane.events.push_back(event);", ""),
+    "a borrowed stream's event is lost": Mutant("pool/free.cpp", "lane.events.push_back(event);", ""),
     "quarantine ends at the first look": Mutant(
-        "pool/wait.hpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
+        "pool/wait.cpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
     ),
     "a borrowed lane counts as finished": Mutant(
-        "pool/wait.hpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
+        "pool/wait.cpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
     ),
-    "a lane is closed without an event": Mutant("pool/trim.hpp", "record = lane.owned;", "record = false;"),
+    "a lane is closed without an event": Mutant("pool/trim.cpp", "record = lane.owned;", "record = false;"),
     "a view does not wait": Mutant(
-        "pool/synchronize.hpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
+        "pool/synchronize.cpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
     "a front takes what was freed on another stream": Mutant(
         "pool/front.hpp", " || (stream != nullptr && key != stream->key)", ""
@@ -87,9 +87,9 @@ MUTANTS = {
     "an unseen per-thread stream counts as held": Mutant(
         "streams/lane_table.hpp", " && stream.key != StreamRef::kUnseenKey", ""
     ),
-    "a guess is as good as an id": Mutant("pool/free.hpp", "stream.guessed ? Recorded::capturing : ", ""),
+    "a guess is as good as an id": Mutant("pool/free.cpp", "stream.guessed ? Recorded::capturing : ", ""),
     "the cpu does not wait": Mutant(
-        "pool/synchronize.hpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
+        "pool/synchronize.cpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),
     "streams are known by handle": Mutant(
         "pool/stream_lookup.hpp",
@@ -101,16 +101,16 @@ MUTANTS = {
     ),
     "a remembered lane may be another pool's": Mutant("pool/stream_lookup.hpp", "seen.lane->home == &lanes_ &&", ""),
     "a captured stream is asked for its id": Mutant(
-        "pool/stream_lookup.hpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
+        "pool/stream_lookup.cpp", "if (latest != 0) out.key = latest;", "out = {events_->id_of(handle), handle};"
     ),
     "a held stream is asked for its id": Mutant(
         "pool/stream_lookup.hpp",
         "if (recall(handle, out)) [[likely]] return Refusal::none;\n  if (!find_held(handle, out)) out =",
         "out =",
     ),
-    "a sign counts for what came after it": Mutant("pool/stream_lookup.hpp", "if (batch.number >= later) break;", ""),
+    "a sign counts for what came after it": Mutant("pool/stream_lookup.cpp", "if (batch.number >= later) break;", ""),
     "a stream that is seen again is no sign": Mutant(
-        "pool/allocate.hpp", "if (!want.held) seen_again(want.lane, stream);", ""
+        "pool/allocate.cpp", "if (!want.held) seen_again(want.lane, stream);", ""
     ),
     "per-thread streams are one": Mutant("streams/lane.hpp", "id_of(stream.handle) != stream.key", "false"),
     "a captured per-thread stream is asked for its id": Mutant(
@@ -118,7 +118,7 @@ MUTANTS = {
     ),
     "captured events are kept": Mutant("streams/lane.hpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
     "a per-thread stream is looked at in the current context": Mutant(
-        "pool/stream_lookup.hpp", "const DriverScope scope(driver_, events_->context());", ""
+        "pool/stream_lookup.cpp", "const DriverScope scope(driver_, events_->context());", ""
     ),
     "an event on a barred legacy stream": Mutant(
         "streams/lane.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
@@ -150,13 +150,13 @@ MUTANTS = {
         "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
     ),
     "a resized block takes its advice along": Mutant(
-        "pool/tracked_pool_resize.hpp",
+        "pool/resize.cpp",
         "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);",
         "",
     ),
-    "a resize copies at once": Mutant("pool/tracked_pool_resize.hpp", "if (exposed) {", "if (false) {"),
+    "a resize copies at once": Mutant("pool/resize.cpp", "if (exposed) {", "if (false) {"),
     "a resize forgets that its block was shown": Mutant(
-        "pool/tracked_pool_resize.hpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
+        "pool/resize.cpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
     ),
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),
@@ -171,7 +171,7 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS)
 
 def test_every_mutant_leaves_out_something_that_is_there() -> None:
     native = TESTS.parents[1] / "rmm_managed_bridge" / "_native" / "cpp"
-    assert [name for name, each in MUTANTS.items() if each.old not in (native / each.header).read_text()] == []
+    assert [name for name, each in MUTANTS.items() if each.old not in (native / each.source).read_text()] == []
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +195,13 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_core(workshop: Path) -> Path:
     """Build the core as the sources are now; return the folder of a package that has it."""
-    command = ["ninja", "-C", workshop / "build", *MODULES]
+    command = ["ninja", "-C", workshop / "build", LIBRARY]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, f"the mutant does not compile: {built.stdout[-2000:]}"
     root = workshop / "mutant"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(workshop / "source", root)
-    for name in MODULES:
-        (module,) = (workshop / "build").glob(f"{name}.*.so")
-        shutil.copy(module, root / "rmm_managed_bridge" / "_native")
+    shutil.copy(workshop / "build" / LIBRARY, root / "rmm_managed_bridge" / "_native")
     return root
 
 
@@ -234,13 +232,13 @@ def first_failure(root: Path, config: pytest.Config, suites: list[str]) -> str |
 @pytest.mark.parametrize("name", [name for name in MUTANTS if WANTED in ("", "1") or WANTED in name])
 def test_the_mutant_is_caught(workshop: Path, pytestconfig: pytest.Config, name: str) -> None:
     mutant = MUTANTS[name]
-    header = workshop / "source" / "rmm_managed_bridge" / "_native" / "cpp" / mutant.header
-    text = header.read_text()
-    header.write_text(text.replace(mutant.old, mutant.new))
+    source = workshop / "source" / "rmm_managed_bridge" / "_native" / "cpp" / mutant.source
+    text = source.read_text()
+    source.write_text(text.replace(mutant.old, mutant.new))
     try:
         root = build_core(workshop)
     finally:
-        header.write_text(text)
+        source.write_text(text)
     caught_by = first_failure(root, pytestconfig, SUITES)
     assert caught_by is not None, "no test noticed"
     print(f"{name}: caught by {caught_by}")

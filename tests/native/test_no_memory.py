@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import UNITS, cuda_include
+from helpers.native_sources import CPP, one_unit
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parents[1] / "rmm_managed_bridge" / "_native" / "cpp"
 
 pytestmark = pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
 
@@ -20,7 +20,7 @@ def test_no_failure_ends_the_process_or_spoils_a_block(tmp_path: Path) -> None:
     alone = ["-shared", "-fPIC", "-static-libstdc++", "-Wl,-Bsymbolic,--exclude-libs,ALL"]
     subprocess.run([*build, *alone, *map(str, UNITS), "-o", library], check=True)
     source = HERE / "no_memory.cpp"
-    subprocess.run([*build, f"-I{NATIVE}", source, "-o", program, "-pthread", "-ldl"], check=True)
+    subprocess.run([*build, f"-I{CPP}", source, one_unit(tmp_path), "-o", program, "-pthread", "-ldl"], check=True)
     done = subprocess.run([program, library], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]
     rounds = int(done.stderr.split()[-2])

@@ -153,21 +153,24 @@ def test_file_length_fails_on_an_empty_folder(tmp_path: Path) -> None:
     assert run("check_file_length", tmp_path).returncode == 1
 
 
-GOOD_C = "int PyInit_ledger(void) { return 0; } int bridge_cupy_malloc(void) { return 1; }"
+MODULE = "ledger.cpython-311-x86_64-linux-gnu.so"
+GOOD_C = "int PyInit_ledger(void) { return 0; }"
+GOOD_LIBRARY = "int bridge_cupy_malloc(void) { return 1; } int _ZN10rmm_bridge4Pool4trimEm(void) { return 2; }"
 
 
-def make_wheel(folder: Path, c_source: str = GOOD_C, flags: tuple[str, ...] = (), extra: str = "") -> Path:
+def make_wheel(
+    folder: Path, c_source: str = GOOD_C, flags: tuple[str, ...] = (), extra: str = "", name: str = MODULE
+) -> Path:
     """Compile a tiny library and pack it as the native part of a wheel."""
-    library = "rmm_managed_bridge/_native/ledger.cpython-311-x86_64-linux-gnu.so"
     write(folder, {"ledger.c": c_source})
     built = folder / "ledger.so"
     subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", built, folder / "ledger.c"], check=True)
     wheel = folder / "rmm_managed_bridge-0-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(built, library)
-        for name in ("rmm_managed_bridge/py.typed", "rmm_managed_bridge/_native/ledger.pyi", extra):
-            if name:
-                archive.writestr(name, "")
+        archive.write(built, f"rmm_managed_bridge/_native/{name}")
+        for other in ("rmm_managed_bridge/py.typed", "rmm_managed_bridge/_native/ledger.pyi", extra):
+            if other:
+                archive.writestr(other, "")
     return wheel
 
 
@@ -176,6 +179,15 @@ def test_wheel_accepts_what_is_clean(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, flags=("-Wl,-rpath,$ORIGIN/../../librmm/lib64",))
     passed = run("check_wheel", wheel, "--forbid", tmp_path)
     assert passed.returncode == 0, passed.stdout
+
+
+def test_wheel_accepts_the_library_behind_the_modules(tmp_path: Path) -> None:
+    """It needs no stub, and exports entry points and names of our namespace, which a module may not."""
+    check = load("check_wheel").check
+    assert check(make_wheel(tmp_path, GOOD_LIBRARY, name="librmm_managed_bridge.so"), []) == []
+    (wrong,) = check(make_wheel(tmp_path, GOOD_LIBRARY + "int _ZN3rmm4PoolEv;", name="librmm_managed_bridge.so"), [])
+    assert "exports _ZN3rmm4PoolEv; hide it" in wrong
+    assert len(check(make_wheel(tmp_path, GOOD_C + GOOD_LIBRARY), [])) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pool/tracked_pool.hpp"
+#include "entry/interpreter.hpp"
 #include "entry/python_frames.hpp"
+#include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
@@ -130,24 +131,14 @@ class Origin {
   bool tags_used = false;  // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
 
-  // The state of this thread while it holds the GIL, else null. Since Python 3.12 the current one is each thread's own.
-  static PyThreadState* holder() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-    return PyThreadState_GetUnchecked();
-#elif PY_VERSION_HEX >= 0x030C0000
-    return _PyThreadState_UncheckedGet();
-#else
-    return PyGILState_Check() ? PyThreadState_Get() : nullptr;
-#endif
-  }
-  static bool holds_gil() noexcept { return holder() != nullptr; }
+  static bool holds_gil() noexcept { return thread_with_gil() != nullptr; }
 
   Provenance capture(std::uint8_t framework, Track track) noexcept {
     Provenance who;
     who.framework = framework;
-    // After the interpreter has ended PyGILState_Check says yes to everybody, and the next call aborts.
+    // After the interpreter has ended nobody may ask it for the state of a thread.
     if (track == Track::off || !process->running()) return who;
-    PyThreadState* const thread = holder();
+    PyThreadState* const thread = thread_with_gil();
     if (thread == nullptr) return who;
     PyObject* tag = nullptr;
     if (tags_used && PyContextVar_Get(tag_variable, nullptr, &tag) == 0 && tag != nullptr) {
@@ -158,5 +149,9 @@ class Origin {
     return who;
   }
 };
+
+Origin* new_origin(Process* process, PyObject* tag_variable);
+void set_internal(Origin* origin, std::vector<std::string> prefixes);
+void site_parts(Origin* origin, std::uint32_t site, PyObject** code, int* line);
 
 }  // namespace rmm_bridge

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "entry/call_site.hpp"
-#include "pool/tracked_pool.hpp"
+#include "pool/pool_calls.hpp"
 
 namespace rmm_bridge {
 
@@ -141,8 +141,7 @@ inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstr
   }
   auto owned = std::make_unique<RmmUpstream>(
       cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
-  return new Heap(*process, std::move(owned), driver, context, options, device, static_cast<std::uint8_t>(kind),
-                  static_cast<Track>(track));
+  return new_heap(process, std::move(owned), driver, context, options, device, kind, track);
 }
 
 }  // namespace rmm_bridge

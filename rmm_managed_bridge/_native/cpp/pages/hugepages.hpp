@@ -33,6 +33,9 @@ class HugepageAdvice {
   std::atomic<std::uint64_t> calls{0};
   std::atomic<std::uint64_t> failures{0};
 
+  // Asks this function instead of the kernel; null: the kernel again.
+  void ask_instead(Function other) noexcept { function.store(other == nullptr ? ::madvise : other); }
+
   bool give(const Advice& advice) noexcept {
     calls.fetch_add(1, std::memory_order_relaxed);
     const int kind = advice.huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;

@@ -261,7 +261,7 @@ class Pool : public ForkLocks {
 
   PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
 
-  // Under the lock. In allocate.hpp:
+  // Under the lock. In allocate.cpp:
   bool take_idle(const Want& want, Grant& out);
   bool take_new(const Want& want, Grant& out, bool any_size);
   void prepare(Span* span, const Want& want);
@@ -271,7 +271,7 @@ class Pool : public ForkLocks {
   void settle(Block* block) noexcept;
   void release_idle_slabs(Side side);
 
-  // Takes the lock itself. In allocate.hpp:
+  // Takes the lock itself. In allocate.cpp:
   Refusal allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept;
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
@@ -281,13 +281,13 @@ class Pool : public ForkLocks {
   virtual void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
   virtual void forget_end(const char* ptr) noexcept = 0;
 
-  // In debug.hpp:
+  // In debug.cpp:
   bool grow_alone(const Want& want, Grant& out);
   void settle_alone(Span* span) noexcept;  // under the lock
   std::size_t release_alone(bool all);
   void check_alone(const Span* span) noexcept;
 
-  // Under the lock. In free.hpp:
+  // Under the lock. In free.cpp:
   std::vector<std::uint16_t> lanes_of(std::uint16_t own, const char* ptr, std::size_t& required);
   void hold(const std::vector<std::uint16_t>& lanes) noexcept;
   void release(const std::vector<std::uint16_t>& lanes) noexcept;
@@ -295,7 +295,7 @@ class Pool : public ForkLocks {
   void ended(std::uint16_t lane) noexcept;
   void tidy(Lane& lane) noexcept;
 
-  // Takes the lock itself. In free.hpp:
+  // Takes the lock itself. In free.cpp:
   void deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept;
   void free_block(const Freeing& freed, bool exposed, const StreamRef* stream);
   void free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream);
@@ -305,21 +305,21 @@ class Pool : public ForkLocks {
   std::vector<EventRef> work_of_departed();
   void note_fresh_batches(int change) noexcept;  // under the lock
 
-  // Takes the lock itself. In synchronize.hpp:
+  // Takes the lock itself. In synchronize.cpp:
   Refusal wait_for(const std::vector<EventRef>& events);
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
   Refusal synchronize_device();
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
 
-  // In wait.hpp, the first under the lock:
+  // In wait.cpp, the first under the lock:
   EventRef oldest_event();
   bool wait_a_while(const Want& want, Grant& out);
   bool after_others(const Want& want, Grant& out);
   template <typename Look>
   bool look_until_trimmed(Look look);
 
-  // Takes the lock itself. In trim.hpp:
+  // Takes the lock itself. In trim.cpp:
   std::size_t release_chunks(std::size_t keep_bytes);
   std::size_t cached_bytes() noexcept;
 
@@ -362,13 +362,18 @@ class Pool : public ForkLocks {
   Kept::Delay delay_{0};
 };
 
-}  // namespace rmm_bridge
+// Until `look` is true, or has looked once after the last thread that was giving something back. But not for ever: an upstream in
+// Python that allocates or closes the pool in its own free would wait for itself.
+template <typename Look>
+bool Pool::look_until_trimmed(Look look) {
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    if (look()) return true;
+    if (!others_trim) return false;
+    WithoutGil without(process_);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return false;
+}
 
-#include "pool/debug.hpp"
-#include "pool/allocate.hpp"
-#include "pool/free.hpp"
-#include "pool/front.hpp"
-#include "pool/synchronize.hpp"
-#include "pool/trim.hpp"
-#include "pool/stream_lookup.hpp"
-#include "pool/wait.hpp"
+}  // namespace rmm_bridge

@@ -77,6 +77,12 @@ struct Process {
     locks_.push_back(pool);
   }
 
+  // Plain numbers, for Cython.
+  std::uint64_t foreign_free_count() const noexcept { return foreign_frees.load(); }
+  std::uint64_t size_mismatch_count() const noexcept { return size_mismatches.load(); }
+  std::uint64_t failure_count() const noexcept { return failures.load(); }
+  int phase_number() const noexcept { return static_cast<int>(phase()); }
+
   bool has_pools() const noexcept { return !locks_.empty(); }
 
   // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that

@@ -8,7 +8,8 @@
 #include <memory>
 #include <optional>
 
-#include "pool/pool.hpp"
+#include "pool/front.hpp"
+#include "pool/stream_lookup.hpp"
 
 namespace rmm_bridge {
 
@@ -64,10 +65,11 @@ class Heap : public Pool, public Kept {
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are
   // zero. `*held` becomes false if the bridge ought to hold the stream's object: the caller may `adopt` it.
   //
-  // In place, so that what the caller knows of its request is not asked for: what was freed in this order last is taken again, and
-  // all else is for `allocate_slowly`.
-  [[gnu::always_inline]] void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr,
-                                        bool* held = nullptr) noexcept {
+  // `allocate_in_place` is for the entry points of this library, so that what they know of their request is not asked for: what was
+  // freed in this order last is taken again, and all else is for `allocate_slowly`.
+  void* allocate(const Request& request, Refusal& refusal, bool* zeroed = nullptr, bool* held = nullptr) noexcept;
+  [[gnu::always_inline]] void* allocate_in_place(const Request& request, Refusal& refusal, bool* zeroed = nullptr,
+                                                 bool* held = nullptr) noexcept {
     const std::size_t unit = unit_of(request.side);
     StreamRef stream;
     refusal = Refusal::none;
@@ -85,30 +87,7 @@ class Heap : public Pool, public Kept {
   // By value, here and in `give_back`: what a call might look at must be in memory, and the compiler then builds it for every block.
   //
   // `stream`, unless it is the host, and `refusal` are what is known already.
-  [[gnu::noinline]] void* allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
-    if (request.bytes == 0) return nullptr;
-    if (request.bytes > kLargestRequest || !process().running()) {
-      refusal = Refusal::out_of_memory;
-    } else if (refusal == Refusal::none && !request.host_ordered && stream.host()) {
-      refusal = resolve(request.stream, stream);
-    }
-    Grant grant;
-    if (refusal == Refusal::none) {
-      for (int attempt = 0;; ++attempt) {
-        refusal = take(request, stream, grant);
-        if (refusal != Refusal::out_of_memory && refusal != Refusal::over_budget) break;
-        if (!relieved(request.bytes, attempt, request.may_collect)) break;
-      }
-    }
-    if (refusal != Refusal::none) {
-      process().failures.fetch_add(1, std::memory_order_relaxed);
-      process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
-      return nullptr;
-    }
-    if (zeroed != nullptr && grant.zeroed) *zeroed = true;
-    if (held != nullptr && !grant.held) *held = false;
-    return grant.ptr;
-  }
+  void* allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept;
 
   // For callers whom no hint policy in Python sees: whether the installed one is for blocks of this size, and the prefetch of one
   // that `allocate` has just given for work on `stream`. It never fails, and what became of it is counted. No lock of ours may be
@@ -118,11 +97,6 @@ class Heap : public Pool, public Kept {
   }
   void prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept;
 
-  // Calls `note` with the start of the live block at `ptr`, to write something into the table of hints that ends with the block.
-  // False if no block lives there. May throw std::bad_alloc, as `note` may.
-  template <typename Note>
-  static bool note_hint(Process& process, const void* ptr, Note note);
-
   // The heap whose range `ptr` lies in, or null.
   static Heap* of(Process& process, const void* ptr) noexcept {
     Span* span = process.pages.find(ptr);
@@ -131,14 +105,13 @@ class Heap : public Pool, public Kept {
 
   // Frees a block of any heap of this process, once, to the pool that gave it. Anything else is counted and recorded
   // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
-  [[gnu::noinline]] static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
-                                            const Provenance& who) noexcept {
-    return ptr == nullptr ? Freed::done : deallocate(process, find(process, ptr), ptr, stated_bytes, stream, who);
-  }
+  static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
+                          const Provenance& who) noexcept;
 
-  // The same, for a caller that has looked the address up; in place, as `allocate` is.
-  [[gnu::always_inline]] static Freed deallocate(Process& process, const Found& found, void* ptr, std::uint64_t stated_bytes,
-                                                 const CUstream* stream, const Provenance& who) noexcept {
+  // The same, for a caller that has looked the address up.
+  [[gnu::always_inline]] static Freed deallocate_in_place(Process& process, const Found& found, void* ptr,
+                                                          std::uint64_t stated_bytes, const CUstream* stream,
+                                                          const Provenance& who) noexcept {
     if (!process.running()) [[unlikely]] return Freed::ignored;
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
@@ -173,7 +146,7 @@ class Heap : public Pool, public Kept {
 
   // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
   // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
-  // In tracked_pool_resize.hpp.
+  // In resize.cpp.
   static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
 
   [[gnu::always_inline]] static Found find(Process& process, const void* ptr) noexcept {
@@ -188,25 +161,7 @@ class Heap : public Pool, public Kept {
   }
 
   // The bridge's own thread looks after the heap.
-  Delay keep() noexcept override {
-    if (!process().running() || ended()) return kNever;
-    if (!retired()) return tend();
-    try {
-      if (live_count() != 0) {
-        trim();  // nobody will ask for what is free, and the last block may stay for long
-        return std::min(tend(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
-      }
-      if (close(false)) {
-        ended_.store(true, std::memory_order_release);
-        if (process().on_closed != nullptr) process().on_closed();
-        return kNever;
-      }
-    } catch (const std::bad_alloc&) {
-    }
-    // Device work on freed blocks goes on, or they wait for a stream that is never seen again.
-    retry_ = std::min(2 * retry_, Delay{10'000});
-    return retry_;
-  }
+  Delay keep() noexcept override;
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
@@ -235,46 +190,13 @@ class Heap : public Pool, public Kept {
   }
 
   // Of a block that nobody has seen yet.
-  [[gnu::noinline]] void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept {
-    block->flags.store(0);
-    Pool::deallocate({process().pages.find(block->start), block, bytes}, shown, shown || stream.host() ? nullptr : &stream);
-  }
+  void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept;
 
   // One try: a block with its record, or a refusal and nothing changed.
-  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
-    const auto bytes = static_cast<std::int64_t>(request.bytes);
-    const bool budgeted = request.who.tag != 0 && process().budgets.any();
-    if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
-    // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
-    const bool shown = request.side == Side::cpu && !stream.host();
-    static constexpr StreamRef kHost;  // not a temporary: copying one waits for the stores that have just made it
-    Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
-    if (refusal == Refusal::none) [[likely]] {
-      try {
-        if (shown) [[unlikely]] expose(grant.block, grant.ptr, stream);
-        if (track_ != Track::off) {
-          Entry entry = entry_for(request, grant.ptr);
-          const HolderKey key = key_for(request.who);
-          grant.block->entry.store(process().ledger.open(entry, key), std::memory_order_release);
-          if (process().recording()) [[unlikely]] {
-            process().history.add({Action::allocate, key, entry});
-          }
-        }
-        return Refusal::none;
-      } catch (const std::bad_alloc&) {
-        give_back(grant.block, request.bytes, shown, stream);
-        grant = Grant{};  // the next try must find no mark of this one, such as that it was zeroed
-        refusal = Refusal::out_of_memory;
-      }
-    }
-    if (budgeted) process().budgets.charge(request.who.tag, -bytes);
-    return refusal;
-  }
+  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept;
 
   // True if another try is worth it: Python made room.
-  bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
-    return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
-  }
+  bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept;
 
   HolderKey key_for(const Provenance& who) const noexcept { return {who.site, who.tag, device_, who.framework, kind_}; }
 
@@ -288,11 +210,10 @@ class Heap : public Pool, public Kept {
     return entry;
   }
 
-  // In tracked_pool_hints.hpp:
+  // In hint_calls.cpp:
   NewBlocks::Outcome try_prefetch(void* ptr, std::size_t bytes, CUstream stream) noexcept;
   void end_hints(void* ptr) noexcept;
 
-  // In tracked_pool_ends.hpp:
   void close_soon(std::size_t freed_bytes) noexcept;
   void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
   void remember_end(const Entry& entry) noexcept;
@@ -300,7 +221,7 @@ class Heap : public Pool, public Kept {
   void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
   static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
 
-  // In tracked_pool_resize.hpp:
+  // In resize.cpp:
   template <typename Moved>
   bool account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept;
 
@@ -315,7 +236,3 @@ class Heap : public Pool, public Kept {
 };
 
 }  // namespace rmm_bridge
-
-#include "pool/tracked_pool_ends.hpp"
-#include "pool/tracked_pool_hints.hpp"
-#include "pool/tracked_pool_resize.hpp"

@@ -1,20 +1,18 @@
-// Pool, the part about upstream: giving memory back, and ending. Included by pool.hpp.
-#pragma once
-
+// Pool, the part about upstream: giving memory back, and ending.
 #include <cstdio>
 
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
 
-inline std::size_t Pool::cached_bytes() noexcept {
+std::size_t Pool::cached_bytes() noexcept {
   std::scoped_lock lock(lock_);
   drain_all();
   const std::size_t in_use = used_bytes_ + quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_;
   return reserved_bytes_ - std::min(reserved_bytes_, in_use);
 }
 
-inline std::size_t Pool::trim(std::size_t keep_bytes) {
+std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!process_.running()) return 0;
   const Trimming trimming(trimming_);
   std::size_t bytes = options_.alone ? release_alone(true) : 0;
@@ -37,7 +35,7 @@ inline std::size_t Pool::trim(std::size_t keep_bytes) {
   return bytes + release_chunks(keep_bytes) + (options_.alone ? release_alone(true) : 0);
 }
 
-inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
+std::size_t Pool::release_chunks(std::size_t keep_bytes) {
   const std::size_t cached = cached_bytes();
   std::vector<Chunk*> chunks;
   {
@@ -66,7 +64,7 @@ inline std::size_t Pool::release_chunks(std::size_t keep_bytes) {
   return bytes;
 }
 
-inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
+void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   StreamRef stream;
   bool record;
   Batch batch;
@@ -115,7 +113,7 @@ inline void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   }
 }
 
-inline bool Pool::close(bool wait) {
+bool Pool::close(bool wait) {
   if (live_count() != 0) return false;
   std::unique_ptr<Upstream> ended;
   for (;;) {
@@ -138,7 +136,7 @@ inline bool Pool::close(bool wait) {
   return true;
 }
 
-inline Kept::Delay Pool::tend() noexcept {
+Kept::Delay Pool::tend() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kSoon{50}, kLate{1000}, kVeryLong{10'000};
   if (!process_.running()) return Kept::kNever;

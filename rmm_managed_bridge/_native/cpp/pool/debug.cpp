@@ -1,8 +1,6 @@
 // Pool, the debug mode (pool="off"): each block is a piece of upstream of its own between guard bytes, so that sanitizers
 // see where it begins and ends. Nothing is used again: a freed block is checked, filled, and given back a little later, when
-// it is looked at once more. Included by pool.hpp.
-#pragma once
-
+// it is looked at once more.
 #include <cstring>
 
 #include "pool/pool.hpp"
@@ -20,18 +18,18 @@ inline constexpr unsigned char kNewFill = 0xCD;
 inline constexpr unsigned char kFreedFill = 0xDD;
 inline constexpr std::int64_t kTickNs = 50'000'000;
 
-inline void out_of_bounds(const char* ptr, std::size_t bytes, bool out) noexcept {
+void out_of_bounds(const char* ptr, std::size_t bytes, bool out) noexcept {
   auto* mark = out ? __asan_poison_memory_region : __asan_unpoison_memory_region;
   if (mark != nullptr) mark(ptr, bytes);
 }
 
 // The first byte that is not `fill`, or null.
-inline const char* first_other(const char* from, const char* to, unsigned char fill) noexcept {
+const char* first_other(const char* from, const char* to, unsigned char fill) noexcept {
   const char* found = std::find_if(from, to, [&](char each) { return static_cast<unsigned char>(each) != fill; });
   return found == to ? nullptr : found;
 }
 
-inline bool Pool::grow_alone(const Want& want, Grant& out) {
+bool Pool::grow_alone(const Want& want, Grant& out) {
   const std::size_t front = std::max(kFrontGuard, want.alignment);
   auto chunk = std::make_unique<Chunk>();
   chunk->side = want.side;
@@ -94,12 +92,12 @@ inline bool Pool::grow_alone(const Want& want, Grant& out) {
   return true;
 }
 
-inline void Pool::settle_alone(Span* span) noexcept { settled_.push_back(span); }
+void Pool::settle_alone(Span* span) noexcept { settled_.push_back(span); }
 
 // Looks at every block that nothing touches any more: the first time it is checked and filled, the second time, a tick of
 // the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
 // Returns what went.
-inline std::size_t Pool::release_alone(bool all) {
+std::size_t Pool::release_alone(bool all) {
   const Trimming trimming(trimming_);
   std::vector<Span*> looking;
   const std::int64_t now_ns = steady_time_ns();
@@ -144,7 +142,7 @@ inline std::size_t Pool::release_alone(bool all) {
   return bytes;
 }
 
-inline void Pool::check_alone(const Span* span) noexcept {
+void Pool::check_alone(const Span* span) noexcept {
   const char* end = span->base + span->bytes;
   const auto look = [&](Notice::Kind kind, const char* from, const char* to, unsigned char fill) {
     const char* found = first_other(from, to, fill);

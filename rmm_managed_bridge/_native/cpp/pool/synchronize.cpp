@@ -1,14 +1,11 @@
 // Pool, the part about the work on live blocks: waiting for it, ordering a stream behind it, and taking over what another
-// stream freed. Included by pool.hpp.
-#pragma once
-
-#include "pool/pool.hpp"
+// stream freed.
 #include "pool/stream_lookup.hpp"
 
 namespace rmm_bridge {
 
 // Sets a flag of a live block; false if it is not live any more. Whoever frees the block, on any thread, sees the flag.
-inline bool Pool::mark(Process& process, Block* block, std::uint8_t flag) noexcept {
+bool Pool::mark(Process& process, Block* block, std::uint8_t flag) noexcept {
   if (const auto id = block->entry.load(std::memory_order_acquire); id != 0) {
     return process.ledger.while_open(id, reinterpret_cast<std::uintptr_t>(block->start), [&] { block->flags.fetch_or(flag); });
   }
@@ -19,7 +16,7 @@ inline bool Pool::mark(Process& process, Block* block, std::uint8_t flag) noexce
   return false;
 }
 
-inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream) {
+void Pool::expose(Block* block, const char* ptr, const StreamRef& stream) {
   if (driver_ == nullptr || stream.host() || !mark(process_, block, Block::kExposed)) return;
   std::scoped_lock lock(lock_);
   Lane& lane = lanes_.get(stream);
@@ -31,7 +28,7 @@ inline void Pool::expose(Block* block, const char* ptr, const StreamRef& stream)
   }
 }
 
-inline Refusal Pool::synchronize(Block* block, const char* ptr) {
+Refusal Pool::synchronize(Block* block, const char* ptr) {
   if (driver_ == nullptr) return Refusal::none;
   if (options_.device_wait) return synchronize_device();
   std::vector<EventRef> events;
@@ -40,7 +37,7 @@ inline Refusal Pool::synchronize(Block* block, const char* ptr) {
   return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
-inline Refusal Pool::synchronize_all() {
+Refusal Pool::synchronize_all() {
   if (driver_ == nullptr || !process_.running()) return Refusal::none;
   std::vector<std::uint16_t> lanes;
   with_lock([&] {
@@ -64,7 +61,7 @@ inline Refusal Pool::synchronize_all() {
   return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
-inline Refusal Pool::wait_for(const std::vector<EventRef>& events) {
+Refusal Pool::wait_for(const std::vector<EventRef>& events) {
   Refusal refusal = Refusal::none;
   WithoutGil without(process_);
   for (const EventRef& event : events) {
@@ -73,7 +70,7 @@ inline Refusal Pool::wait_for(const std::vector<EventRef>& events) {
   return refusal;
 }
 
-inline Refusal Pool::order(Block* block, const char* ptr, const StreamRef& stream) {
+Refusal Pool::order(Block* block, const char* ptr, const StreamRef& stream) {
   if (driver_ == nullptr || stream.host()) return Refusal::none;
   std::vector<EventRef> events;
   const Refusal refusal = events_of(block, ptr, events, false, stream.key);
@@ -88,7 +85,7 @@ inline Refusal Pool::order(Block* block, const char* ptr, const StreamRef& strea
 // Events behind the work that may touch a live block: on its lanes, and if `cautious` on every lane whose stream is
 // held. A lane of the block that takes part in a capture, or whose stream nobody holds, is a refusal; another one is left
 // out. `except`: the stream that is to come after the work; what it did itself needs no event.
-inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
+Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                                std::uint64_t except) {
   std::vector<std::uint16_t> lanes;
   std::size_t required;
@@ -121,7 +118,7 @@ inline Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<
 
 // The one context-wide call, for devices without concurrentManagedAccess. Any capture in the context would be destroyed, so
 // it is refused while a stream takes part in one that the bridge knows of.
-inline Refusal Pool::synchronize_device() {
+Refusal Pool::synchronize_device() {
   std::vector<std::uint16_t> lanes;
   with_lock([&] {
     lanes_.for_each_stream([&](const Lane& lane) { if (lane.owned) lanes.push_back(lane.index); });
@@ -138,7 +135,7 @@ inline Refusal Pool::synchronize_device() {
 }
 
 // Takes a whole bin of another lane: one event and one wait serve all its blocks.
-inline bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
+bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
   Batch batch;
   Lane* from = nullptr;
   {

@@ -1,13 +1,11 @@
-// Heap, the part about blocks that grow or shrink. Included by tracked_pool.hpp.
-#pragma once
-
+// Heap, the part about blocks that grow or shrink.
 #include <cstring>
 
 #include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
-inline void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
+void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
   Found found = find(process, ptr);
   if (found.block == nullptr || found.start != ptr || bytes == 0 || bytes > kLargestRequest) return nullptr;
   auto* heap = static_cast<Heap*>(found.span->pool);

@@ -1,15 +1,13 @@
-// Pool, the part about frees: what a freed block waits for before anybody has it again. Included by pool.hpp.
-#pragma once
-
+// Pool, the part about frees: what a freed block waits for before anybody has it again.
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
 
-inline void Pool::hold(const std::vector<std::uint16_t>& lanes) noexcept {
+void Pool::hold(const std::vector<std::uint16_t>& lanes) noexcept {
   for (std::uint16_t index : lanes) ++lanes_.at(index).users;
 }
 
-inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
+void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
   for (std::uint16_t index : lanes) {
     --lanes_.at(index).users;
     tidy(lanes_.at(index));
@@ -17,7 +15,7 @@ inline void Pool::release(const std::vector<std::uint16_t>& lanes) noexcept {
 }
 
 // A borrowed lane with nothing left in it gives its number back.
-inline void Pool::tidy(Lane& lane) noexcept {
+void Pool::tidy(Lane& lane) noexcept {
   // Nobody tells when a thread and its per-thread stream are gone.
   const bool held = lane.owned && lane.stream.handle != CU_STREAM_PER_THREAD;
   if (!lane.in_use || held) return;
@@ -31,7 +29,7 @@ inline void Pool::tidy(Lane& lane) noexcept {
 }
 
 // A live block or a wait no longer names the lane.
-inline void Pool::ended(std::uint16_t index) noexcept {
+void Pool::ended(std::uint16_t index) noexcept {
   if (index < kFirstStreamLane) return;
   drain(lanes_.at(index));
   --lanes_.at(index).live_count;
@@ -40,7 +38,7 @@ inline void Pool::ended(std::uint16_t index) noexcept {
 
 // The lanes whose work may touch the block: first its own and those it was exposed to, `required` of them, then, since
 // users forget to tell and unless they chose otherwise, every other one whose stream the bridge holds.
-inline std::vector<std::uint16_t> Pool::lanes_of(std::uint16_t own, const char* ptr, std::size_t& required) {
+std::vector<std::uint16_t> Pool::lanes_of(std::uint16_t own, const char* ptr, std::size_t& required) {
   std::vector<std::uint16_t> lanes;
   if (own >= kFirstStreamLane) lanes.push_back(own);
   if (auto found = exposures_.find(ptr); found != exposures_.end()) {
@@ -56,7 +54,7 @@ inline std::vector<std::uint16_t> Pool::lanes_of(std::uint16_t own, const char* 
   return lanes;
 }
 
-inline void Pool::quarantine(Batch&& batch) {
+void Pool::quarantine(Batch&& batch) {
   if (batch.blocks.empty()) return;
   if (batch.waits.empty()) {
     for (Block* block : batch.blocks) settle(block);
@@ -69,7 +67,7 @@ inline void Pool::quarantine(Batch&& batch) {
   quarantine_.push_back(std::move(batch));
 }
 
-[[gnu::noinline]] inline void Pool::deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+void Pool::deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
   try {
     free_block(freed, exposed, stream);
   } catch (const std::bad_alloc&) {
@@ -80,7 +78,7 @@ inline void Pool::quarantine(Batch&& batch) {
   }
 }
 
-inline void Pool::free_block(const Freeing& freed, bool exposed, const StreamRef* stream) {
+void Pool::free_block(const Freeing& freed, bool exposed, const StreamRef* stream) {
   const auto& [span, block, asked_bytes] = freed;
   const std::uint16_t own = block->lane.load(std::memory_order_relaxed);
   if (stream != nullptr && stream->host()) stream = nullptr;
@@ -117,7 +115,7 @@ inline void Pool::free_block(const Freeing& freed, bool exposed, const StreamRef
 }
 
 // The handle is good only inside this call, so the event is recorded now.
-inline void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream) {
+void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream) {
   std::uint64_t version;
   std::uint64_t first_later_batch;
   with_lock([&] {
@@ -145,7 +143,7 @@ inline void Pool::free_borrowed(const Span* span, Block* block, std::uint16_t ow
   ended(own);
 }
 
-inline void Pool::free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream) {
+void Pool::free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream) {
   std::vector<std::uint16_t> lanes;
   std::uint16_t given = 0;
   {
@@ -192,7 +190,7 @@ inline void Pool::free_exposed(const Span* span, Block* block, std::uint16_t own
 
 // A stream that is let go may have unfinished work, which counts as long as it is: what a held stream might touch, it might
 // have been told to touch before.
-inline std::vector<EventRef> Pool::work_of_departed() {
+std::vector<EventRef> Pool::work_of_departed() {
   std::vector<EventRef> unfinished;
   if (!options_.cautious || departed_count_.load(std::memory_order_relaxed) == 0) return unfinished;
   with_lock([&] { unfinished = departed_; });
@@ -214,7 +212,7 @@ inline std::vector<EventRef> Pool::work_of_departed() {
 // is made larger than the one before: they cannot be used any sooner, and looking through them has its cost.
 //
 // An event on the legacy stream makes blocking streams wait for each other, so it is left out unless blocks are on it.
-inline void Pool::flush_fresh() noexcept {
+void Pool::flush_fresh() noexcept {
   if (driver_ == nullptr) return;
   Batch batch;
   batch.fresh = true;
@@ -261,7 +259,7 @@ inline void Pool::flush_fresh() noexcept {
 }
 
 // A batch of fresh blocks is full: it goes, and what has finished meanwhile comes back.
-[[gnu::noinline]] inline void Pool::turn_over() noexcept {
+void Pool::turn_over() noexcept {
   flush_fresh();
   try {
     poll();
@@ -269,7 +267,7 @@ inline void Pool::flush_fresh() noexcept {
   }
 }
 
-inline void Pool::note_fresh_batches(int change) noexcept {
+void Pool::note_fresh_batches(int change) noexcept {
   fresh_batches_ += change;
   fresh_shift_.store(std::min(fresh_batches_ / 4, 8), std::memory_order_relaxed);
 }

@@ -1,11 +1,9 @@
-// Pool, the part about waiting for blocks that were freed: the quarantine's ends. Included by pool.hpp.
-#pragma once
-
+// Pool, the part about waiting for blocks that were freed: the quarantine's ends.
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
 
-inline EventRef Pool::oldest_event() {
+EventRef Pool::oldest_event() {
   for (const Batch& batch : quarantine_) {
     for (const Wait& wait : batch.waits) {
       if (!wait.done && wait.event != nullptr) return wait.event;
@@ -14,7 +12,7 @@ inline EventRef Pool::oldest_event() {
   return nullptr;
 }
 
-inline bool Pool::wait_for_oldest() {
+bool Pool::wait_for_oldest() {
   if (driver_ == nullptr) return false;
   flush_fresh();
   if (poll()) return true;
@@ -34,7 +32,7 @@ inline bool Pool::wait_for_oldest() {
 
 // At the quarantine's limit: waits for the oldest work there rather than take more memory, though not for ever. Work
 // that has outlasted that once is not waited for again. True if `want` could be served.
-inline bool Pool::wait_a_while(const Want& want, Grant& out) {
+bool Pool::wait_a_while(const Want& want, Grant& out) {
   if (driver_ == nullptr) return false;
   const auto until = std::chrono::steady_clock::now() + options_.patience;
   for (;;) {
@@ -69,27 +67,13 @@ inline bool Pool::wait_a_while(const Want& want, Grant& out) {
 // What another thread is just giving back is in no list, and counts as reserved until upstream has it, which may take as long as
 // the device does. And another one may have taken what this one made room for, or have added more than it took. So memory has
 // only run out if there is none once nobody has any in hand; a second is enough to wait for that. True if `want` could be served.
-inline bool Pool::after_others(const Want& want, Grant& out) {
+bool Pool::after_others(const Want& want, Grant& out) {
   return look_until_trimmed([&] {
     return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out);
   });
 }
 
-// Until `look` is true, or has looked once after the last thread that was giving something back. But not for ever: an upstream in
-// Python that allocates or closes the pool in its own free would wait for itself.
-template <typename Look>
-bool Pool::look_until_trimmed(Look look) {
-  for (int turn = 0; turn < 20'000; ++turn) {
-    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
-    if (look()) return true;
-    if (!others_trim) return false;
-    WithoutGil without(process_);
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return false;
-}
-
-inline bool Pool::poll() {
+bool Pool::poll() {
   if (driver_ == nullptr || !process_.running()) return false;
   struct Probe {
     std::uint64_t batch;

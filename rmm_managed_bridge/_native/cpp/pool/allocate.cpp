@@ -1,7 +1,4 @@
-// Pool, the part about memory: slabs, bins, growth. Included by pool.hpp.
-#pragma once
-
-#include "pool/pool.hpp"
+// Pool, the part about memory: slabs, bins, growth.
 #include "pool/stream_lookup.hpp"
 
 namespace rmm_bridge {
@@ -16,7 +13,7 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
 
 // What the front has not got: from the lane, the ready lane, a slab, another lane, upstream, and then from what work
 // still holds.
-[[gnu::noinline]] inline Refusal Pool::allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept {
+Refusal Pool::allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept {
   try {
     const Advising advising{*this, out};
     {
@@ -50,7 +47,7 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
   return Refusal::out_of_memory;
 }
 
-inline bool Pool::take_idle(const Want& want, Grant& out) {
+bool Pool::take_idle(const Want& want, Grant& out) {
   const std::uint16_t ready = ready_lane(want.side);
   for (std::uint16_t index : {want.lane, ready}) {
     Lane& lane = lanes_.at(index);
@@ -74,7 +71,7 @@ inline bool Pool::take_idle(const Want& want, Grant& out) {
 }
 
 // `any_size`: a smaller slab than usual is better than none.
-inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
+bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   Span* span = heap(want.side).take(span_bytes_for(want.size.bytes));
   if (span == nullptr && any_size) span = heap(want.side).take(round_to_granule(want.size.bytes));
   if (span == nullptr) return false;
@@ -91,7 +88,7 @@ inline bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   return true;
 }
 
-inline void Pool::prepare(Span* span, const Want& want) {
+void Pool::prepare(Span* span, const Want& want) {
   const bool large = want.size.bytes > kLargestSmall;
   const auto count = large ? 1u : static_cast<std::uint32_t>(span->bytes / want.size.bytes);
   auto& filling = filling_[static_cast<int>(want.side)];
@@ -107,13 +104,13 @@ inline void Pool::prepare(Span* span, const Want& want) {
   span->state.store(Span::State::blocks, std::memory_order_release);
 }
 
-inline Block* Pool::first_time(const Span* span, std::uint32_t index) noexcept {
+Block* Pool::first_time(const Span* span, std::uint32_t index) noexcept {
   Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
   block->start = span->block_at(index);
   return block;
 }
 
-inline void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept {
+void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept {
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(want.lane, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
@@ -124,13 +121,13 @@ inline void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& o
   out = {block->start, block, zeroed, want.held, {}};
 }
 
-inline void Pool::put(Lane& lane, const Span* span, Block* block) {
+void Pool::put(Lane& lane, const Span* span, Block* block) {
   lane.bin(span->class_index).push_back(block);
   lane.free_bytes += span->block_bytes;
 }
 
 // Nothing touches the block any more: anybody of its side may have it.
-inline void Pool::settle(Block* block) noexcept {
+void Pool::settle(Block* block) noexcept {
   Span* span = process_.pages.find(block->start);
   if (options_.alone) {
     settle_alone(span);
@@ -149,7 +146,7 @@ inline void Pool::settle(Block* block) noexcept {
 }
 
 // Slabs whose blocks all lie in the ready lane become free spans.
-inline void Pool::release_idle_slabs(Side side) {
+void Pool::release_idle_slabs(Side side) {
   Lane& ready = lanes_.at(ready_lane(side));
   drain(ready);
   for (auto& bin : ready.bins) {
@@ -176,13 +173,13 @@ inline void Pool::release_idle_slabs(Side side) {
   }
 }
 
-inline void Pool::advise(const Grant& grant) noexcept {
+void Pool::advise(const Grant& grant) noexcept {
   if (grant.advice.bytes == 0 || process_.hugepages.give(grant.advice)) return;
   std::scoped_lock lock(lock_);
   process_.pages.find(grant.ptr)->chunk->advised.failed(grant.advice, process_.hugepages);
 }
 
-inline bool Pool::grow(const Want& want, Grant& out) {
+bool Pool::grow(const Want& want, Grant& out) {
   if (options_.alone) return grow_alone(want, out);
   const std::size_t usual = span_bytes_for(want.size.bytes);
   const std::size_t least = round_to_granule(want.size.bytes);
@@ -196,7 +193,7 @@ inline bool Pool::grow(const Want& want, Grant& out) {
   return false;
 }
 
-inline bool Pool::add_piece(std::size_t bytes, Side side) {
+bool Pool::add_piece(std::size_t bytes, Side side) {
   auto chunk = std::make_unique<Chunk>();
   chunk->bytes = chunk->upstream_bytes = bytes;
   chunk->side = side;

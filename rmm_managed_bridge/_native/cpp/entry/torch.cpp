@@ -1,97 +1,13 @@
-#include "entry/frameworks.hpp"
+#include "entry/torch.hpp"
 
-#include "entry/interpreter.hpp"
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "pool/block_calls.hpp"
+#include "pool/pool_calls.hpp"
 
 using namespace rmm_bridge;
-
-namespace {
-
-[[noreturn]] void python_error() { throw std::runtime_error("a Python error is set"); }
-
-CUstream stream_now(CupyGuest& guest, int device) {
-  if (guest.current_stream != nullptr) {
-    const std::intptr_t handle = guest.current_stream();
-    if (handle == 0 && PyErr_Occurred()) python_error();
-    return reinterpret_cast<CUstream>(handle);
-  }
-  PyObject* asked = PyObject_CallFunction(guest.ask_stream, "i", device);
-  if (asked == nullptr) python_error();
-  void* handle = PyLong_AsVoidPtr(asked);
-  Py_DECREF(asked);
-  if (handle == nullptr && PyErr_Occurred()) python_error();
-  return static_cast<CUstream>(handle);
-}
-
-// A caller may come with an exception that is on its way, which Python code called from here would take for its own. It is back
-// afterwards, unless another one has taken its place.
-class SetAside {
- public:
-  SetAside() { PyErr_Fetch(&type_, &value_, &traceback_); }
-  ~SetAside() {
-    if (PyErr_Occurred() == nullptr) {
-      PyErr_Restore(type_, value_, traceback_);
-      return;
-    }
-    Py_XDECREF(type_);
-    Py_XDECREF(value_);
-    Py_XDECREF(traceback_);
-  }
-  SetAside(const SetAside&) = delete;
-  SetAside& operator=(const SetAside&) = delete;
-
- private:
-  PyObject *type_ = nullptr, *value_ = nullptr, *traceback_ = nullptr;
-};
-
-void check(PyObject* result) {
-  if (result == nullptr) python_error();
-  Py_DECREF(result);
-}
-
-}  // namespace
-
-void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
-  auto& guest = *static_cast<CupyGuest*>(param);
-  const SetAside pending;
-  Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
-  const CUstream stream = heap == nullptr ? nullptr : stream_now(guest, device);
-  Refusal refusal = Refusal::out_of_memory;
-  void* ptr = nullptr;
-  if (heap != nullptr) {
-    const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false, .may_collect = true,
-                          .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
-    bool held = true;
-    ptr = heap->allocate(request, refusal, nullptr, &held);
-    if (!held) {
-      // Without it the block is only waited for more broadly; an error here must not lose the block.
-      PyObject* done = PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device);
-      if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
-      Py_XDECREF(done);
-    }
-    if (ptr != nullptr && guest.hint != nullptr && bytes >= guest.process->least_hinted_bytes.load(std::memory_order_relaxed)) {
-      PyObject* done = PyObject_CallFunction(guest.hint, "KnK", reinterpret_cast<unsigned long long>(ptr),
-                                             static_cast<Py_ssize_t>(bytes), reinterpret_cast<unsigned long long>(stream));
-      if (done == nullptr) PyErr_WriteUnraisable(guest.hint);
-      Py_XDECREF(done);
-    }
-  }
-  if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
-    check(PyObject_CallFunction(guest.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),
-                                static_cast<int>(refusal), static_cast<Py_ssize_t>(bytes), device));
-    PyErr_SetString(PyExc_MemoryError, "rmm_managed_bridge: out of memory");
-    python_error();
-  }
-  return ptr;
-}
-
-void bridge_cupy_free(void* param, void* ptr, int) {
-  auto& guest = *static_cast<CupyGuest*>(param);
-  Provenance who;
-  who.framework = guest.framework;
-  Heap::deallocate(*guest.process, ptr, Heap::kUnstated, nullptr, who);
-}
-
-// --- PyTorch ---
 
 TorchGuest& rmm_bridge::torch_guest() {
   static auto* the = new TorchGuest();  // never destroyed: PyTorch's last frees come after the destructors of statics
@@ -156,7 +72,7 @@ int hold_seen(void* argument) {
 void hold_soon(TorchGuest& guest, CUstream stream, int device) {
   if (guest.hold_stream == nullptr || guest.holding.exchange(true)) return;
   auto seen = std::make_unique<Seen>(Seen{stream, device});
-  if (Py_AddPendingCall(hold_seen, seen.get()) == 0) {
+  if (call_soon(hold_seen, seen.get())) {
     seen.release();
   } else {
     guest.holding.store(false);
@@ -171,7 +87,7 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
     const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false,
                           .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
     bool held = true;
-    void* ptr = heap->allocate(request, refusal, nullptr, &held);
+    void* ptr = heap->allocate_in_place(request, refusal, nullptr, &held);
     if (refusal == Refusal::none) {
       if (!held) hold_soon(guest, stream, device);
       if (heap->prefetches_new(bytes)) [[unlikely]] heap->prefetch_new(ptr, bytes, stream);

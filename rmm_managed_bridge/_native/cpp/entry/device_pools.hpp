@@ -1,0 +1,17 @@
+// Which pool serves which device, as the entry points look it up.
+#pragma once
+
+#include <array>
+#include <atomic>
+
+#include "pool/tracked_pool.hpp"
+
+namespace rmm_bridge {
+
+inline constexpr int kDevices = 64;
+
+using DeviceHeaps = std::array<std::atomic<Heap*>, kDevices>;
+
+}  // namespace rmm_bridge
+
+#define BRIDGE_EXPORT extern "C" __attribute__((visibility("default")))

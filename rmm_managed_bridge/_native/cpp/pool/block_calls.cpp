@@ -1,0 +1,87 @@
+#include "pool/block_calls.hpp"
+
+namespace rmm_bridge {
+
+std::uint32_t entry_of(Process* process, const void* ptr) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  return found.block == nullptr ? 0 : found.block->entry.load(std::memory_order_acquire);
+}
+
+bool live_block(Process* process, const void* ptr, std::uintptr_t& start, std::size_t& bytes) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
+  start = reinterpret_cast<std::uintptr_t>(found.start);
+  bytes = found.span->block_bytes;
+  return true;
+}
+
+Heap* heap_of(Process* process, const void* ptr) { return Heap::of(*process, ptr); }
+
+int expose_block(Process* process, const void* ptr, CUstream stream, bool lose_it) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
+  auto* heap = static_cast<Heap*>(found.span->pool);
+  StreamRef ref;
+  // Also while the stream is being captured: the note costs no call that could break that.
+  if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
+  if (ref.key == StreamRef::kUnseenKey && !lose_it) return 3;
+  heap->expose(found.block, static_cast<const char*>(found.start), ref);
+  return 0;
+}
+
+bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
+  auto* heap = static_cast<Heap*>(found.span->pool);
+  StreamRef ref;
+  refusal = heap->resolve(stream, ref);
+  if (refusal == Refusal::none) refusal = heap->order(found.block, static_cast<const char*>(found.start), ref);
+  return true;
+}
+
+Refusal synchronize_block(Process* process, const void* ptr) {
+  const Heap::Found found = Heap::find(*process, ptr);
+  if (found.block == nullptr || !process->running()) return Refusal::none;
+  return static_cast<Heap*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
+}
+
+Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
+                        const Provenance& who) {
+  return Heap::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
+}
+
+bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, int device, std::uint64_t& value) {
+  Driver& driver = process->driver;
+  if (!driver.loaded || !process->running() || device >= driver.devices) return false;
+  CUcontext context = nullptr;
+  if (device >= 0) {
+    unsigned flags;
+    int active = 0;
+    if (driver.primary_state(device, &flags, &active) != CUDA_SUCCESS || active == 0) return false;
+    if (driver.primary_retain(&context, device) != CUDA_SUCCESS) return false;  // never released: blocks may need it
+  }
+  DriverScope scope(&driver, context);
+  value = 0;
+  return driver.pointer_attribute(&value, static_cast<CUpointer_attribute>(which), ptr) == CUDA_SUCCESS;
+}
+
+bool reaches(Process* process, std::uintptr_t ptr, int device) {
+  std::uint64_t found = 0;
+  if (!pointer_attribute(process, ptr, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, -1, found) || found == 0) {
+    return pointer_attribute(process, ptr, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, device, found);
+  }
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return process->driver.mem_pool_access(&flags, reinterpret_cast<CUmemoryPool>(found), &location) == CUDA_SUCCESS &&
+         flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+int current_device_of(Process* process) {
+  CUdevice device = -1;
+  if (!process->driver.loaded || process->driver.ctx_device(&device) != CUDA_SUCCESS) return -1;
+  return device;
+}
+
+}  // namespace rmm_bridge

@@ -1,0 +1,62 @@
+#include "pool/pool_calls.hpp"
+
+namespace rmm_bridge {
+
+Heap* new_heap(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+               const PoolOptions& options, int device, int kind, int track) {
+  return new Heap(*process, std::move(upstream), driver, context, options, device, static_cast<std::uint8_t>(kind),
+                  static_cast<Track>(track));
+}
+
+Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
+                           bool ordered) {
+  CUcontext context = nullptr;
+  if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
+  std::unique_ptr<Upstream> upstream;
+  if (options.alone) {
+    upstream = std::make_unique<MallocUpstream>();
+  } else {
+    upstream = std::make_unique<HostUpstream>();
+  }
+  return new_heap(process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, kind, track);
+}
+
+bool holds_stream(Heap* heap, CUstream stream) {
+  StreamRef ref;
+  return heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
+         ref.handle == CU_STREAM_PER_THREAD || heap->holds(ref);
+}
+
+bool adopt_stream(Heap* heap, CUstream stream, void* owner) {
+  StreamRef ref;
+  if (heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;
+  return heap->adopt(ref, owner);
+}
+
+std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes) {
+  std::vector<void*> held;
+  for (const Pool::Owned& owned : heap->owners()) {
+    lanes.push_back(owned.lane);
+    held.push_back(owned.owner);
+  }
+  return held;
+}
+
+void* retire_lane(Heap* heap, unsigned short lane, bool last) {
+  void* owner = nullptr;
+  heap->close_lane(lane, &owner, last);
+  return owner;
+}
+
+void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages) {
+  process->ledger.for_each_holder([&](const HolderKey& key, const Usage& usage) {
+    keys.push_back(key);
+    usages.push_back(usage);
+  });
+}
+
+void copy_entries(Process* process, std::vector<Entry>& entries) {
+  process->ledger.for_each([&](const Entry& entry) { entries.push_back(entry); });
+}
+
+}  // namespace rmm_bridge
