@@ -181,7 +181,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         size_t quarantine_limit_bytes
         Milliseconds patience
         bool cautious
-        bool alone
+        bool debug
         bool hugepages
         bool device_wait
 

@@ -35,7 +35,7 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
 
 cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     bool holds_stream(CHeap* heap, CUstream stream)
-    bool adopt_stream(CHeap* heap, CUstream stream, void* owner) except +
+    bool hold_stream(CHeap* heap, CUstream stream, void* owner) except +
     vector[void*] owners(CHeap* heap, vector[unsigned short]& lanes) except +
     void* retire_lane(CHeap* heap, unsigned short lane, bool last) except +
     CHeap* new_host_heap(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
@@ -311,7 +311,7 @@ cdef class Heap:
 
     def adopt(self, uintptr_t stream, owner):
         """Hold `owner`, the object whose life is the stream's. Return False if the stream is held already."""
-        if not adopt_stream(self.c_heap, <CUstream>stream, <void*>owner):
+        if not hold_stream(self.c_heap, <CUstream>stream, <void*>owner):
             return False
         Py_INCREF(owner)
         self.drop_unused_streams()
@@ -438,7 +438,7 @@ cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent) e
             native.quarantine_limit_bytes = options.quarantine_limit_bytes
         native.patience = Milliseconds(<int64_t>options.patience_ms)
         native.cautious = options.ordering == "cautious"
-        native.alone = options.pool == "off"
+        native.debug = options.pool == "off"
     return native
 
 

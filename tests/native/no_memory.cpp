@@ -76,10 +76,10 @@ class Program {
 
   void run() {
     static int owner;
-    StreamRef ref;
+    KnownStream ref;
     armed_call([&] {
       heap_.resolve(owned_, ref);
-      if (heap_.ordered()) heap_.adopt(ref, &owner);
+      if (heap_.ordered()) heap_.hold(ref, &owner);
     });
     for (std::size_t bytes : {std::size_t{64}, std::size_t{4096}, std::size_t{300'000}, std::size_t{5'000'000}}) {
       for (int turn = 0; turn < 3; ++turn) {
@@ -92,7 +92,7 @@ class Program {
     for (Held& each : held_) {
       if (each.ptr == nullptr) continue;
       const Heap::Found found = Heap::find(process_, each.ptr);
-      armed_call([&] { heap_.expose(found.block, reinterpret_cast<char*>(each.ptr), ref); });
+      armed_call([&] { heap_.record_stream(found.block, reinterpret_cast<char*>(each.ptr), ref); });
       armed_call([&] { heap_.synchronize(found.block, reinterpret_cast<char*>(each.ptr)); });
     }
     resize();

@@ -221,9 +221,9 @@ int main(int argc, char** argv) {
   for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
   static int owner;
   for (int index = 0; index < threads; ++index) {
-    StreamRef ref;
+    KnownStream ref;
     heap.resolve(streams[2 * index], ref);
-    heap.adopt(ref, &owner);
+    heap.hold(ref, &owner);
   }
   auto& untracked = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
   for (Heap* each : {&heap, &untracked}) free_at_once(process, *each, 2, 100'000);

@@ -51,41 +51,39 @@ MUTANTS = {
     "a thief does not wait": Mutant(
         "pool/synchronize.cpp", "ordered && events_->stream_waits(stream, wait.event)", "ordered"
     ),
-    "no quarantine": Mutant("pool/free.cpp", "if (batch.waits.empty()) {", "if (true) {"),
-    "the host takes what streams freed": Mutant("pool/free.cpp", "(!exposed && !on_stream)", "!exposed"),
-    "views are forgotten": Mutant("pool/synchronize.cpp", " || !mark(process_, block, Block::kExposed)", ""),
-    "only the last view counts": Mutant("pool/free.cpp", "if (index != own) lanes.push_back(index);", ""),
-    "held streams that nobody told of are left out": Mutant(
-        "pool/free.cpp", "if (lane.owned && std::find(", "if (false && std::find("
+    "no quarantine": Mutant("pool/free.cpp", "if (waits.empty()) {", "if (true) {"),
+    "the host takes what streams freed": Mutant("pool/free.cpp", "(!shown && !on_stream)", "!shown"),
+    "views are forgotten": Mutant("pool/synchronize.cpp", " || !mark(process_, block, Block::kShown)", ""),
+    "only the last view counts": Mutant(
+        "pool/free.cpp",
+        "for (const std::uint16_t index : uses) pins.add(lanes_.at(index));",
+        "if (!uses.empty()) pins.add(lanes_.at(uses.back()));",
     ),
-    "what the CPU frees is ready at once": Mutant(
-        "pool/pool.hpp", "options_.cautious && (lanes_.any_held() ||", "false && ("
-    ),
-    "what the CPU frees waits for no stream": Mutant(
-        "pool/free.cpp", "if (lane.owned && used) lanes.push_back(lane.index);", ""
-    ),
+    "held streams that nobody told of are left out": Mutant("pool/free.cpp", "  if (cautious) {\n", "  if (false) {\n"),
+    "what the CPU frees is ready at once": Mutant("pool/pool.hpp", "options_.cautious && lanes_.any_work()", "false"),
+    "what the CPU frees waits for no stream": Mutant("pool/free.cpp", "if (lane.held() && used) pins.add(lane);", ""),
     "a borrowed stream's event is lost": Mutant("pool/free.cpp", "lane.events.push_back(event);", ""),
     "quarantine ends at the first look": Mutant(
-        "pool/wait.cpp", "wait.done = wait.done || probe.finished;", "wait.done = true;"
+        "streams/quarantine.hpp",
+        "point.event == nullptr || !point.event->done.load(std::memory_order_acquire)",
+        "false",
     ),
-    "a borrowed lane counts as finished": Mutant(
-        "pool/wait.cpp", "return !std::all_of(lane.events", "return false && !std::all_of(lane.events"
-    ),
-    "a lane is closed without an event": Mutant("pool/trim.cpp", "record = lane.owned;", "record = false;"),
+    "a borrowed lane counts as finished": Mutant("pool/wait.cpp", "const bool over = ", "const bool over = true || "),
+    "a lane is closed without an event": Mutant("pool/trim.cpp", "held = lane.held();", "held = false;"),
     "a view does not wait": Mutant(
         "pool/synchronize.cpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
     ),
     "a front takes what was freed on another stream": Mutant(
         "pool/front.hpp", " || (stream != nullptr && key != stream->key)", ""
     ),
-    "a front takes what a view showed": Mutant("pool/pool.hpp", "if (exposed || !put_front(", "if (!put_front("),
+    "a front takes what a view showed": Mutant("pool/pool.hpp", "if (shown || !put_front(", "if (!put_front("),
     "every stream counts as held": Mutant(
-        "streams/lane_table.hpp",
-        "(stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey))",
+        "streams/lane_table.cpp",
+        "(stream.legacy() || (stream.per_thread() && stream.key != StreamRef::kUnseenKey))",
         "(true)",
     ),
     "an unseen per-thread stream counts as held": Mutant(
-        "streams/lane_table.hpp", " && stream.key != StreamRef::kUnseenKey", ""
+        "streams/lane_table.cpp", " && stream.key != StreamRef::kUnseenKey", ""
     ),
     "a guess is as good as an id": Mutant("pool/free.cpp", "stream.guessed ? Recorded::capturing : ", ""),
     "the cpu does not wait": Mutant(
@@ -108,23 +106,25 @@ MUTANTS = {
         "if (recall(handle, out)) [[likely]] return Refusal::none;\n  if (!find_held(handle, out)) out =",
         "out =",
     ),
-    "a sign counts for what came after it": Mutant("pool/stream_lookup.cpp", "if (batch.number >= later) break;", ""),
+    "a sign counts for what came after it": Mutant(
+        "streams/quarantine.cpp", "if (point.batch->number >= later) break;", ""
+    ),
     "a stream that is seen again is no sign": Mutant(
         "pool/allocate.cpp", "if (!want.held) seen_again(want.lane, stream);", ""
     ),
-    "per-thread streams are one": Mutant("streams/lane.hpp", "id_of(stream.handle) != stream.key", "false"),
+    "per-thread streams are one": Mutant("driver/events.cpp", "id_of(stream.handle) != stream.key", "false"),
     "a captured per-thread stream is asked for its id": Mutant(
-        "streams/lane.hpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n      if (id_of", "if (id_of"
+        "driver/events.cpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n    if (id_of", "if (id_of"
     ),
-    "captured events are kept": Mutant("streams/lane.hpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
+    "captured events are kept": Mutant("driver/events.cpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
     "a per-thread stream is looked at in the current context": Mutant(
         "pool/stream_lookup.cpp", "const DriverScope scope(driver_, events_->context());", ""
     ),
     "an event on a barred legacy stream": Mutant(
-        "streams/lane.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
+        "driver/events.cpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
     ),
     "a wait on a barred legacy stream": Mutant(
-        "streams/lane.hpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
+        "driver/events.cpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
     ),
     "captures are served": Mutant(
         "pool/stream_lookup.hpp",
@@ -132,7 +132,7 @@ MUTANTS = {
         "",
     ),
     "the legacy stream is asked for its id": Mutant(
-        "pool/stream_lookup.hpp", "out = {StreamRef::kLegacyKey, nullptr};", "out = {events_->id_of(nullptr), nullptr};"
+        "pool/stream_lookup.hpp", "{{StreamRef::kLegacyKey, nullptr}}", "{{events_->id_of(nullptr), nullptr}}"
     ),
     "the capture mode is not relaxed": Mutant(
         "driver/driver.hpp", "mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;", "mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;"
@@ -147,16 +147,20 @@ MUTANTS = {
         "if (false) return refuse_free(",
     ),
     "advice outlives its block": Mutant(
-        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);", ""
+        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(found.start);", ""
     ),
     "a resized block takes its advice along": Mutant(
         "pool/resize.cpp",
-        "if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);",
-        "",
+        "end(found, old_bytes, flags, nullptr);",
+        "end(found, old_bytes, flags & ~Block::kHinted, nullptr);",
     ),
-    "a resize copies at once": Mutant("pool/resize.cpp", "if (exposed) {", "if (false) {"),
+    "a resize copies at once": Mutant(
+        "pool/resize.cpp", "if ((found.block->flags.load() & Block::kShown) != 0) {", "if (false) {"
+    ),
     "a resize forgets that its block was shown": Mutant(
-        "pool/resize.cpp", "old_bytes}, exposed, nullptr);", "old_bytes}, false, nullptr);"
+        "pool/resize.cpp",
+        "end(found, old_bytes, flags, nullptr);",
+        "end(found, old_bytes, flags & ~Block::kShown, nullptr);",
     ),
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),

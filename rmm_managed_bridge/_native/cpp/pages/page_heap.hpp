@@ -70,24 +70,24 @@ class PageHeap {
   }
 
   // Takes out chunks that are free as a whole, up to `wanted` bytes and the one that reaches it; the caller gives them
-  // back to upstream.
-  std::vector<Chunk*> take_free_chunks(std::size_t wanted) {
-    std::vector<Chunk*> chunks;
+  // back to upstream. Throws std::bad_alloc and then has changed nothing.
+  void take_free_chunks(std::size_t& wanted, std::vector<Chunk*>& chunks) {
     std::vector<Span*> whole;
+    std::size_t missing = wanted;
     for (const Key& key : free_) {
-      if (wanted == 0) break;
+      if (missing == 0) break;
       if (key.bytes != key.span->chunk->bytes) continue;
       whole.push_back(key.span);
-      wanted -= std::min(wanted, key.bytes);
+      missing -= std::min(missing, key.bytes);
     }
-    chunks.reserve(whole.size());
+    chunks.reserve(chunks.size() + whole.size());
+    wanted = missing;
     for (Span* span : whole) {
       chunks.push_back(span->chunk);
       erase(span);
       pages_.set(span->base, span->bytes, nullptr);
       recycle(span);
     }
-    return chunks;
   }
 
   std::size_t largest_free_bytes() const noexcept { return free_.empty() ? 0 : free_.rbegin()->bytes; }

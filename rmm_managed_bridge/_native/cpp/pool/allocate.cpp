@@ -1,38 +1,30 @@
-// Pool, the part about memory: slabs, bins, growth.
+// Pool, the part about what the front has not got: the ladder of an allocation, down to growth.
 #include "pool/stream_lookup.hpp"
 
 namespace rmm_bridge {
 
-constexpr std::size_t round_to_granule(std::size_t bytes) { return (bytes + kGranule - 1) & ~(kGranule - 1); }
-
-// Eight blocks at least, so that a slab is worth its span; 2 MiB at least, the size of a huge page.
-constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
-  if (block_bytes > kLargestSmall) return block_bytes;
-  return std::max<std::size_t>(std::size_t{2} << 20, round_to_granule(8 * block_bytes));
-}
-
 // What the front has not got: from the lane, the ready lane, a slab, another lane, upstream, and then from what work
 // still holds.
-Refusal Pool::allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept {
+Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) noexcept {
   try {
     const Advising advising{*this, out};
+    Pins pins(*this);
     {
       std::scoped_lock lock(lock_);
       if (!stream.host()) {
         Lane& lane = lanes_.get(stream);
         want.lane = lane.index;
-        want.held = lane.owned;
-        if (lane.owned) remember(lane);
+        want.held = lane.held();
+        if (want.held) remember(lane);
       }
       if (take_idle(want, out)) return Refusal::none;
-      ++lanes_.at(want.lane).users;
+      pins.add(lanes_.at(want.lane));
     }
-    const LaneUse use(*this, want.lane);
     if (!want.held) seen_again(want.lane, stream);
     if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
     if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
     if (!stream.host() && steal(want, stream, out)) return Refusal::none;
-    flush_fresh();
+    flush_deferred();
     if (wait_a_while(want, out)) return Refusal::none;
     if (grow(want, out)) return Refusal::none;
     if (trim() != 0 && grow(want, out)) return Refusal::none;
@@ -61,60 +53,28 @@ bool Pool::take_idle(const Want& want, Grant& out) {
     hand_out(block, want, false, out);
     return true;
   }
-  auto& filling = filling_[static_cast<int>(want.side)];
-  if (filling.size() <= want.size.index || filling[want.size.index] == nullptr) return false;
-  Span* span = filling[want.size.index];
-  const std::uint32_t index = span->fresh_index++;
-  if (span->fresh_index == span->block_count) filling[want.size.index] = nullptr;
-  hand_out(first_time(span, index), want, span->zeroed, out);
-  return true;
+  bool zeroed = false;
+  Block* block = slabs_.next(want.side, want.size, zeroed);
+  if (block != nullptr) hand_out(block, want, zeroed, out);
+  return block != nullptr;
 }
 
 // `any_size`: a smaller slab than usual is better than none.
 bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
-  Span* span = heap(want.side).take(span_bytes_for(want.size.bytes));
-  if (span == nullptr && any_size) span = heap(want.side).take(round_to_granule(want.size.bytes));
-  if (span == nullptr) return false;
-  try {
-    prepare(span, want);
-  } catch (...) {
-    heap(want.side).give(span);
-    throw;
-  }
-  span->fresh_index = 1;
-  if (span->block_count > 1) filling_[static_cast<int>(want.side)][want.size.index] = span;
-  hand_out(first_time(span, 0), want, span->zeroed, out);
+  bool zeroed = false;
+  Block* block = slabs_.begin(want.side, want.size, any_size, zeroed);
+  if (block == nullptr) return false;
+  hand_out(block, want, zeroed, out);
+  Span* span = process_.pages.find(block->start);
   out.advice = span->chunk->advised.settle(span->base, span->bytes, want.size.bytes >= kLeastAdvised, process_.hugepages);
   return true;
-}
-
-void Pool::prepare(Span* span, const Want& want) {
-  const bool large = want.size.bytes > kLargestSmall;
-  const auto count = large ? 1u : static_cast<std::uint32_t>(span->bytes / want.size.bytes);
-  auto& filling = filling_[static_cast<int>(want.side)];
-  if (filling.size() <= want.size.index) filling.resize(want.size.index + 1, nullptr);
-  if (span->block_capacity < count) {
-    block_tables_.push_back(std::make_unique<Block[]>(count));
-    span->blocks.store(block_tables_.back().get(), std::memory_order_release);
-    span->block_capacity = count;
-  }
-  span->set_block_bytes(want.size.bytes);
-  span->class_index = want.size.index;
-  span->block_count = count;
-  span->state.store(Span::State::blocks, std::memory_order_release);
-}
-
-Block* Pool::first_time(const Span* span, std::uint32_t index) noexcept {
-  Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
-  block->start = span->block_at(index);
-  return block;
 }
 
 void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept {
   block->entry.store(0, std::memory_order_relaxed);
   block->lane.store(want.lane, std::memory_order_relaxed);
   block->flags.store(Block::kLive, std::memory_order_release);
-  if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).live_count;
+  if (want.lane >= kFirstStreamLane) ++lanes_.at(want.lane).named_count;
   used_bytes_ += want.size.bytes;
   asked_bytes_ += want.asked_bytes;
   ++live_count_;
@@ -129,47 +89,18 @@ void Pool::put(Lane& lane, const Span* span, Block* block) {
 // Nothing touches the block any more: anybody of its side may have it.
 void Pool::settle(Block* block) noexcept {
   Span* span = process_.pages.find(block->start);
-  if (options_.alone) {
-    settle_alone(span);
+  if (options_.debug) {
+    settled_.push_back(span);
     return;
   }
   if (span->block_count == 1) {
-    span->zeroed = false;
-    heap(span->side).give(span);
+    slabs_.give(span);
     return;
   }
   try {
     put(lanes_.at(ready_lane(span->side)), span, block);
   } catch (const std::bad_alloc&) {
-    lost_bytes_ += span->block_bytes;  // see `deallocate`
-  }
-}
-
-// Slabs whose blocks all lie in the ready lane become free spans.
-void Pool::release_idle_slabs(Side side) {
-  Lane& ready = lanes_.at(ready_lane(side));
-  drain(ready);
-  for (auto& bin : ready.bins) {
-    for (const Block* block : bin) ++process_.pages.find(block->start)->idle_count;
-    std::vector<Span*> idle;
-    auto kept = std::partition(bin.begin(), bin.end(), [&](const Block* block) {
-      const Span* span = process_.pages.find(block->start);
-      return span->idle_count != span->fresh_index;
-    });
-    for (auto it = kept; it != bin.end(); ++it) {
-      Span* span = process_.pages.find((*it)->start);
-      ready.free_bytes -= span->block_bytes;
-      if ((*it)->start == span->base) idle.push_back(span);
-    }
-    bin.erase(kept, bin.end());
-    for (const Block* block : bin) process_.pages.find(block->start)->idle_count = 0;
-    for (Span* span : idle) {
-      auto& filling = filling_[static_cast<int>(side)][span->class_index];
-      if (filling == span) filling = nullptr;
-      span->idle_count = 0;
-      span->zeroed = false;
-      heap(side).give(span);
-    }
+    lost_bytes_ += span->block_bytes;  // see `deallocate_slowly`
   }
 }
 
@@ -180,7 +111,7 @@ void Pool::advise(const Grant& grant) noexcept {
 }
 
 bool Pool::grow(const Want& want, Grant& out) {
-  if (options_.alone) return grow_alone(want, out);
+  if (options_.debug) return grow_debug(want, out);
   const std::size_t usual = span_bytes_for(want.size.bytes);
   const std::size_t least = round_to_granule(want.size.bytes);
   std::size_t tried = 0;
@@ -217,7 +148,7 @@ bool Pool::add_piece(std::size_t bytes, Side side) {
         process_.pages.reserve(chunk->base, bytes);
         if (options_.hugepages && side == Side::cpu) chunk->advised.cover(chunk->base, bytes);
         std::scoped_lock lock(lock_);
-        heap(side).add_chunk(chunk.get(), this, gives_zeros_);
+        slabs_.add(chunk.get(), gives_zeros_);
         chunk.release();
         return true;
       } catch (const std::bad_alloc&) {

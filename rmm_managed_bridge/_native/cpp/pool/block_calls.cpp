@@ -21,11 +21,11 @@ int expose_block(Process* process, const void* ptr, CUstream stream, bool lose_i
   const Heap::Found found = Heap::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
   auto* heap = static_cast<Heap*>(found.span->pool);
-  StreamRef ref;
+  KnownStream ref;
   // Also while the stream is being captured: the note costs no call that could break that.
   if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
   if (ref.key == StreamRef::kUnseenKey && !lose_it) return 3;
-  heap->expose(found.block, static_cast<const char*>(found.start), ref);
+  heap->record_stream(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }
 
@@ -33,7 +33,7 @@ bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& re
   const Heap::Found found = Heap::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
   auto* heap = static_cast<Heap*>(found.span->pool);
-  StreamRef ref;
+  KnownStream ref;
   refusal = heap->resolve(stream, ref);
   if (refusal == Refusal::none) refusal = heap->order(found.block, static_cast<const char*>(found.start), ref);
   return true;

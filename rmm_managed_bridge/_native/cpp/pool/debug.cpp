@@ -1,4 +1,4 @@
-// Pool, the debug mode (pool="off"): each block is a piece of upstream of its own between guard bytes, so that sanitizers
+// Pool, the debug mode (pool="debug"): each block is a piece of upstream of its own between guard bytes, so that sanitizers
 // see where it begins and ends. Nothing is used again: a freed block is checked, filled, and given back a little later, when
 // it is looked at once more.
 #include <cstring>
@@ -29,7 +29,7 @@ const char* first_other(const char* from, const char* to, unsigned char fill) no
   return found == to ? nullptr : found;
 }
 
-bool Pool::grow_alone(const Want& want, Grant& out) {
+bool Pool::grow_debug(const Want& want, Grant& out) {
   const std::size_t front = std::max(kFrontGuard, want.alignment);
   auto chunk = std::make_unique<Chunk>();
   chunk->side = want.side;
@@ -40,19 +40,19 @@ bool Pool::grow_alone(const Want& want, Grant& out) {
     std::scoped_lock lock(lock_);
     const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
     if (upstream_ == nullptr || chunk->upstream_bytes > left) return false;
-    if (unused_alone_.empty()) {
+    if (unused_debug_.empty()) {
       auto fresh = std::make_unique<Span>();
       auto table = std::make_unique<Block[]>(1);
-      block_tables_.reserve(block_tables_.size() + 1);
+      debug_tables_.reserve(debug_tables_.size() + 1);
       settled_.reserve(settled_.capacity() + 1);  // giving back needs no memory
-      unused_alone_.reserve(unused_alone_.capacity() + 1);
+      unused_debug_.reserve(unused_debug_.capacity() + 1);
       fresh->blocks.store(table.get(), std::memory_order_release);
       fresh->block_capacity = 1;
-      block_tables_.push_back(std::move(table));
+      debug_tables_.push_back(std::move(table));
       span = fresh.release();  // never freed: a look-up may be reading it
     } else {
-      span = unused_alone_.back();
-      unused_alone_.pop_back();
+      span = unused_debug_.back();
+      unused_debug_.pop_back();
     }
     reserved_bytes_ += chunk->upstream_bytes;
   }
@@ -73,13 +73,13 @@ bool Pool::grow_alone(const Want& want, Grant& out) {
     span->bytes = chunk->bytes;
     span->set_block_bytes(chunk->bytes);
     span->class_index = want.size.index;
-    span->block_count = span->fresh_index = 1;
+    span->block_count = span->carved_count = 1;
     process_.pages.set_alone(chunk->upstream_base, chunk->upstream_bytes, span);
   } catch (const std::bad_alloc&) {
     if (chunk->upstream_base != nullptr) upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
     std::scoped_lock lock(lock_);
     reserved_bytes_ -= chunk->upstream_bytes;
-    unused_alone_.push_back(span);
+    unused_debug_.push_back(span);
     return false;
   }
   out_of_bounds(chunk->upstream_base, static_cast<std::size_t>(chunk->base - chunk->upstream_base), true);
@@ -88,16 +88,16 @@ bool Pool::grow_alone(const Want& want, Grant& out) {
   std::scoped_lock lock(lock_);
   span->idle_count = 0;
   span->state.store(Span::State::blocks, std::memory_order_release);
-  hand_out(first_time(span, 0), want, false, out);
+  Block* block = &span->blocks.load(std::memory_order_relaxed)[0];
+  block->start = span->base;
+  hand_out(block, want, false, out);
   return true;
 }
-
-void Pool::settle_alone(Span* span) noexcept { settled_.push_back(span); }
 
 // Looks at every block that nothing touches any more: the first time it is checked and filled, the second time, a tick of
 // the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
 // Returns what went.
-std::size_t Pool::release_alone(bool all) {
+std::size_t Pool::release_debug(bool all) {
   const Trimming trimming(trimming_);
   std::vector<Span*> looking;
   const std::int64_t now_ns = steady_time_ns();
@@ -117,7 +117,7 @@ std::size_t Pool::release_alone(bool all) {
   for (Span* span : looking) {
     const Chunk* chunk = span->chunk;
     out_of_bounds(chunk->upstream_base, chunk->upstream_bytes, false);
-    check_alone(span);
+    check_debug(span);
     if (span->idle_count++ == 0) {
       std::memset(span->base, kFreedFill, span->bytes);
       out_of_bounds(chunk->upstream_base, chunk->upstream_bytes, true);
@@ -135,14 +135,14 @@ std::size_t Pool::release_alone(bool all) {
   }
   std::scoped_lock lock(lock_);
   reserved_bytes_ -= bytes;
-  unused_alone_.insert(unused_alone_.end(), gone.begin(), gone.end());
+  unused_debug_.insert(unused_debug_.end(), gone.begin(), gone.end());
   for (Span* span : looking) {
     if (span->chunk != nullptr) settled_.push_back(span);
   }
   return bytes;
 }
 
-void Pool::check_alone(const Span* span) noexcept {
+void Pool::check_debug(const Span* span) noexcept {
   const char* end = span->base + span->bytes;
   const auto look = [&](Notice::Kind kind, const char* from, const char* to, unsigned char fill) {
     const char* found = first_other(from, to, fill);

@@ -46,7 +46,7 @@ void Pool::drain(Lane& lane) noexcept {
     lane.free_bytes += bytes;
   }
   front.known_free_bytes = front.free_bytes;
-  lane.live_count += static_cast<std::size_t>(front.live_delta);
+  lane.named_count += static_cast<std::size_t>(front.live_delta);
   live_count_ += static_cast<std::size_t>(front.live_delta);
   asked_bytes_ += static_cast<std::size_t>(front.asked_delta);
   front.live_delta = front.asked_delta = 0;
@@ -55,7 +55,7 @@ void Pool::drain(Lane& lane) noexcept {
 void Pool::drain_all() noexcept {
   drain(lanes_.at(ready_lane(Side::cpu)));
   drain(lanes_.at(ready_lane(Side::gpu)));
-  drain(lanes_.at(kFreshLane));
+  drain(lanes_.at(kDeferredLane));
   lanes_.for_each_stream([&](Lane& lane) { drain(lane); });
 }
 

@@ -6,13 +6,13 @@
 
 namespace rmm_bridge {
 
-// A batch of fresh blocks: so few bytes that the next ones are still in the processor's caches, and enough blocks to share an
+// A batch of deferred blocks: so few bytes that the next ones are still in the processor's caches, and enough blocks to share an
 // event and its query, 500 ns for each held stream.
-inline constexpr std::ptrdiff_t kFreshBlocks = 2048;
-inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
+inline constexpr std::ptrdiff_t kDeferredBlocks = 2048;
+inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
 
 [[gnu::always_inline]] inline Block* Pool::take_front(const SizeClass& size, std::size_t asked_bytes, Side side,
-                                                      const StreamRef& stream) noexcept {
+                                                      const KnownStream& stream) noexcept {
   Lane* const lane = stream.host() ? &lanes_.at(ready_lane(side)) : stream.lane;
   if (lane == nullptr) return nullptr;
   Front& front = lane->front;
@@ -34,18 +34,18 @@ inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
 }
 
 // True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
-// With work on streams about, a CPU block goes to the fresh lane instead; `full`: that has enough for a batch.
+// With work on streams about, a CPU block goes to the deferred lane instead; `full`: that has enough for a batch.
 [[gnu::always_inline]] inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
   const auto& [span, block, asked_bytes] = freed;
   std::uint16_t index = block->lane.load(std::memory_order_relaxed);
   if (index < kFirstStreamLane) {
     if (index != ready_lane(span->side)) return false;
     if (span->side == Side::cpu && defers_cpu_frees()) {
-      index = kFreshLane;
+      index = kDeferredLane;
     } else if (span->block_count == 1) {
       return false;
     }
-  } else if (options_.alone) [[unlikely]] {
+  } else if (options_.debug) [[unlikely]] {
     return false;
   }
   Front& front = lanes_.at(index).front;
@@ -64,9 +64,9 @@ inline constexpr std::size_t kFreshBytes = std::size_t{1} << 20;
   front.free_bytes += span->block_bytes;
   front.asked_delta -= static_cast<std::ptrdiff_t>(asked_bytes);
   --front.live_delta;
-  if (index == kFreshLane) {
-    const int shift = fresh_shift_.load(std::memory_order_relaxed);
-    full = -front.live_delta >= kFreshBlocks << shift || front.free_bytes >= kFreshBytes << shift;
+  if (index == kDeferredLane) {
+    const int shift = deferred_shift_.load(std::memory_order_relaxed);
+    full = -front.live_delta >= kDeferredBlocks << shift || front.free_bytes >= kDeferredBytes << shift;
   }
   return true;
 }

@@ -117,7 +117,7 @@ Refusal stream_state(Process* process, const void* ptr, CUstream stream) {
   if (heap == nullptr || !heap->ordered() || !process->running()) return Refusal::bad_stream;
   DriverScope scope(&process->driver, heap->events()->context());
   if (heap->events()->capture_status(stream) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
-  StreamRef ref;
+  KnownStream ref;
   return heap->resolve(stream, ref);
 }
 

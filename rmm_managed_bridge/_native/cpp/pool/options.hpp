@@ -23,7 +23,7 @@ struct Grant {
   char* ptr = nullptr;
   Block* block = nullptr;
   bool zeroed = false;
-  bool held = true;  // the bridge holds the stream's object, or need not: see Pool::adopt
+  bool held = true;  // the bridge holds the stream's object, or need not: see Pool::hold
   Advice advice;     // still to be given for its memory: see Pool::Advising
 };
 
@@ -36,7 +36,7 @@ struct PoolOptions {
   std::chrono::milliseconds patience{1000};        // that while
   // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
   bool cautious = true;
-  bool alone = false;  // debug mode: see debug.hpp
+  bool debug = false;         // see debug.cpp
   bool hugepages = false;    // large CPU blocks are advised to use huge pages
   bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
 };

@@ -11,22 +11,24 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
 
-#include "streams/lane_table.hpp"
-#include "pages/page_heap.hpp"
+#include "base/spin_lock.hpp"
+#include "driver/events.hpp"
+#include "pages/size_class.hpp"
+#include "pages/slabs.hpp"
+#include "pages/upstream.hpp"
 #include "pool/options.hpp"
 #include "pool/process.hpp"
-#include "pages/size_class.hpp"
-#include "base/spin_lock.hpp"
-#include "pages/upstream.hpp"
+#include "streams/lane_table.hpp"
+#include "streams/quarantine.hpp"
 
 namespace rmm_bridge {
 
@@ -44,7 +46,6 @@ class Pool : public ForkLocks {
         driver_(driver),
         options_(options) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
-    process_.add_locks(this);
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -64,10 +65,10 @@ class Pool : public ForkLocks {
   bool ordered() const noexcept { return driver_ != nullptr; }
 
   // In stream_lookup.hpp:
-  Refusal resolve(CUstream handle, StreamRef& out) const noexcept;
-  bool resolve_for_free(CUstream handle, StreamRef& out) const noexcept;
+  Refusal resolve(CUstream handle, KnownStream& out) const noexcept;
+  bool resolve_for_free(CUstream handle, KnownStream& out) const noexcept;
 
-  Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const StreamRef& stream, Grant& out) noexcept {
+  Refusal allocate(std::size_t bytes, std::size_t alignment, Side side, const KnownStream& stream, Grant& out) noexcept {
     const SizeClass size = class_of(bytes, alignment, side);
     if (Block* block = take_front(size, bytes, side, stream)) {
       out.ptr = block->start;
@@ -85,10 +86,10 @@ class Pool : public ForkLocks {
 
   // `freed` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
   // its last use is ordered; null if the framework does not say, and then it is the lane the block came from.
-  [[gnu::always_inline]] void deallocate(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept {
+  [[gnu::always_inline]] void deallocate(const Freeing& freed, bool shown, const StreamRef* stream) noexcept {
     bool full = false;
-    if (exposed || !put_front(freed, stream, full)) [[unlikely]] {
-      deallocate_slowly(freed, exposed, stream);
+    if (shown || !put_front(freed, stream, full)) [[unlikely]] {
+      deallocate_slowly(freed, shown, stream);
     } else if (full) [[unlikely]] {
       turn_over();
     }
@@ -104,7 +105,7 @@ class Pool : public ForkLocks {
 
   // Device work on `stream` may touch the block at `ptr`, though it was not allocated there: it is waited for when the
   // block is freed or read by the CPU. Throws std::bad_alloc.
-  void expose(Block* block, const char* ptr, const StreamRef& stream);
+  void record_stream(Block* block, const char* ptr, const StreamRef& stream);
 
   // Waits, without the GIL, until the device work that may touch the block is finished.
   Refusal synchronize(Block* block, const char* ptr);
@@ -126,13 +127,13 @@ class Pool : public ForkLocks {
   // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
   bool wait_for_oldest();
 
-  // The framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
+  // Holds the framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
   // `close_lane` returns it.
-  bool adopt(const StreamRef& stream, void* owner) {
+  bool hold(const StreamRef& stream, void* owner) {
     std::scoped_lock lock(lock_);
     Lane& lane = lanes_.get(stream);
-    if (lane.owned) return false;
-    lanes_.own(lane);
+    if (lane.held()) return false;
+    lanes_.hold(lane);
     lane.owner = owner;
     return true;
   }
@@ -140,22 +141,22 @@ class Pool : public ForkLocks {
   bool holds(const StreamRef& stream) {
     std::scoped_lock lock(lock_);
     const Lane* lane = lanes_.find(stream.key);
-    return lane != nullptr && lane->owned;
+    return lane != nullptr && lane->held();
   }
 
-  struct Owned {
+  struct Held {
     std::uint16_t lane;
     void* owner;
   };
-  std::vector<Owned> owners() {
-    std::vector<Owned> owned;
+  std::vector<Held> owners() {
+    std::vector<Held> held;
     std::scoped_lock lock(lock_);
-    lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) owned.push_back({lane.index, lane.owner}); });
-    return owned;
+    lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) held.push_back({lane.index, lane.owner}); });
+    return held;
   }
 
-  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also forgets the lane, if no live block
-  // names it and nobody uses it; `*retire` is then the owner to drop, else null.
+  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also lets the stream's object go, if no live
+  // block names the lane and nobody uses it; `*retire` is then the owner to drop, else null.
   // `last`: the bridge has the last reference to the stream's object. If that is being captured, nobody can end the capture
   // but by destroying the stream, and until then calls in its mode fail on other streams too: it is let go, and what lies in
   // the lane is lost, since no event can be had behind it.
@@ -164,8 +165,7 @@ class Pool : public ForkLocks {
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);
     drain_all();
-    return {reserved_bytes_, used_bytes_, asked_bytes_, quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_,
-            std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes()), lanes_.size()};
+    return {reserved_bytes_, used_bytes_, asked_bytes_, quarantined_bytes(), slabs_.largest_free_bytes(), lanes_.size()};
   }
 
   // Gives everything back and lets upstream go, if no block is live; false otherwise. After that every allocation is
@@ -175,7 +175,7 @@ class Pool : public ForkLocks {
   // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
   Kept::Delay tend() noexcept;
 
-  bool alone() const noexcept { return options_.alone; }
+  bool debug() const noexcept { return options_.debug; }
   const PoolOptions& options() const noexcept { return options_; }
 
   std::size_t live_count() noexcept {
@@ -187,7 +187,7 @@ class Pool : public ForkLocks {
   EventPool* events() noexcept { return events_.get(); }
 
   // Without the pool's lock: a block of the class that `stream` freed last, or null. In front.hpp.
-  Block* take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const StreamRef& stream) noexcept;
+  Block* take_front(const SizeClass& size, std::size_t asked_bytes, Side side, const KnownStream& stream) noexcept;
 
  private:
   struct Want {
@@ -208,19 +208,45 @@ class Pool : public ForkLocks {
     std::atomic<int>& count_;
   };
 
-  // While one lives, the lane keeps its number.
-  struct LaneUse {
-    LaneUse(Pool& pool, std::uint16_t lane) : pool_(pool), lane_(lane) {}
-    ~LaneUse() {
+  // While one lives, its lanes keep their numbers, and a held one stays held: their handles may be used outside the lock. It ends
+  // without the lock.
+  class Pins {
+   public:
+    explicit Pins(Pool& pool) : pool_(pool) {}
+    ~Pins() {
+      if (lanes_.empty()) return;
       std::scoped_lock lock(pool_.lock_);
-      Lane& lane = pool_.lanes_.at(lane_);
-      --lane.users;
-      pool_.tidy(lane);
+      for (const std::uint16_t index : lanes_) {
+        --pool_.lanes_.at(index).pins;
+        pool_.leave(pool_.lanes_.at(index));
+      }
     }
-    LaneUse(const LaneUse&) = delete;
-    LaneUse& operator=(const LaneUse&) = delete;
+    Pins(const Pins&) = delete;
+    Pins& operator=(const Pins&) = delete;
+
+    // Under the lock. Throws std::bad_alloc and then has changed nothing.
+    void add(Lane& lane) {
+      if (has(lane.index)) return;
+      lanes_.push_back(lane.index);
+      ++lane.pins;
+    }
+    bool has(std::uint16_t index) const noexcept { return std::find(lanes_.begin(), lanes_.end(), index) != lanes_.end(); }
+    bool empty() const noexcept { return lanes_.empty(); }
+    std::size_t size() const noexcept { return lanes_.size(); }
+    auto begin() const noexcept { return lanes_.begin(); }
+    auto end() const noexcept { return lanes_.end(); }
+
+   private:
     Pool& pool_;
-    std::uint16_t lane_;
+    std::vector<std::uint16_t> lanes_;
+  };
+
+  // The end of a live block's life, whatever became of its memory: nothing is named by it any more. Ends without the lock.
+  struct Ending {
+    Pool& pool;
+    std::uint16_t lane;
+    std::vector<std::uint16_t> uses;  // taken out of `stream_uses_` before anybody can have the block again
+    ~Ending();
   };
 
   // Gives a grant's advice when the allocation is over and no lock is held.
@@ -237,21 +263,20 @@ class Pool : public ForkLocks {
   }
 
   SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
-    if (options_.alone) [[unlikely]] return {0, bytes};
+    if (options_.debug) [[unlikely]] return {0, bytes};
     if (alignment <= unit_of(side)) [[likely]] return size_class(bytes, unit_of(side));
     return aligned_class(bytes, alignment, unit_of(side));
   }
 
   // Without the pool's lock. In front.hpp:
   bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
-  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && (lanes_.any_held() || departed_count_.load(std::memory_order_relaxed) != 0); }
+  bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && lanes_.any_work(); }
 
   // In stream_lookup.hpp:
-  bool find_held(CUstream handle, StreamRef& out) const noexcept;
-  bool recall(CUstream handle, StreamRef& out) const noexcept;
-  Refusal resolve_per_thread(StreamRef& out) const noexcept;
+  bool find_held(CUstream handle, KnownStream& out) const noexcept;
+  bool recall(CUstream handle, KnownStream& out) const noexcept;
+  Refusal resolve_per_thread(KnownStream& out) const noexcept;
   void seen_again(std::uint16_t lane, const StreamRef& stream);
-  void sign(std::uint16_t lane, const EventRef& event, std::uint64_t later) noexcept;  // under the lock
 
   // Under the lock. In front.hpp:
   void drain(Lane& lane) noexcept;
@@ -259,20 +284,15 @@ class Pool : public ForkLocks {
   void drain_all() noexcept;
   void close_front(Lane& lane) noexcept;
 
-  PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
-
   // Under the lock. In allocate.cpp:
   bool take_idle(const Want& want, Grant& out);
   bool take_new(const Want& want, Grant& out, bool any_size);
-  void prepare(Span* span, const Want& want);
-  Block* first_time(const Span* span, std::uint32_t index) noexcept;
   void hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept;
   void put(Lane& lane, const Span* span, Block* block);
   void settle(Block* block) noexcept;
-  void release_idle_slabs(Side side);
 
   // Takes the lock itself. In allocate.cpp:
-  Refusal allocate_slowly(Want want, const StreamRef& stream, Grant& out) noexcept;
+  Refusal allocate_slowly(Want want, const KnownStream& stream, Grant& out) noexcept;
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
   void advise(const Grant& grant) noexcept;
@@ -282,38 +302,40 @@ class Pool : public ForkLocks {
   virtual void forget_end(const char* ptr) noexcept = 0;
 
   // In debug.cpp:
-  bool grow_alone(const Want& want, Grant& out);
-  void settle_alone(Span* span) noexcept;  // under the lock
-  std::size_t release_alone(bool all);
-  void check_alone(const Span* span) noexcept;
+  bool grow_debug(const Want& want, Grant& out);
+  std::size_t release_debug(bool all);
+  void check_debug(const Span* span) noexcept;
 
   // Under the lock. In free.cpp:
-  std::vector<std::uint16_t> lanes_of(std::uint16_t own, const char* ptr, std::size_t& required);
-  void hold(const std::vector<std::uint16_t>& lanes) noexcept;
-  void release(const std::vector<std::uint16_t>& lanes) noexcept;
-  void quarantine(Batch&& batch);
-  void ended(std::uint16_t lane) noexcept;
-  void tidy(Lane& lane) noexcept;
+  std::vector<std::uint16_t> take_uses(const char* ptr) noexcept;
+  std::size_t pin_lanes_of(std::uint16_t own, const std::vector<std::uint16_t>& uses, bool cautious, Pins& pins);
+  void pin_departures(Pins& pins, std::vector<Quarantine::WaitFor>& waits);
+  void quarantine(std::vector<Block*>&& blocks, std::size_t bytes, const std::vector<Quarantine::WaitFor>& waits,
+                  bool deferred = false);
+  void sign_all(std::span<const Quarantine::WaitFor> recorded, std::uint64_t later) noexcept;
+  void unname(std::uint16_t lane) noexcept;
+  void leave(Lane& lane) noexcept;
+  void grow_deferred() noexcept;
+  std::size_t quarantined_bytes() noexcept;
 
   // Takes the lock itself. In free.cpp:
-  void deallocate_slowly(const Freeing& freed, bool exposed, const StreamRef* stream) noexcept;
-  void free_block(const Freeing& freed, bool exposed, const StreamRef* stream);
-  void free_borrowed(const Span* span, Block* block, std::uint16_t own, Lane& lane, const StreamRef& stream);
-  void free_exposed(const Span* span, Block* block, std::uint16_t own, const StreamRef* stream);
-  void flush_fresh() noexcept;
+  void deallocate_slowly(const Freeing& freed, bool shown, const StreamRef* stream) noexcept;
+  void free_block(const Freeing& freed, bool shown, const StreamRef* stream, Ending& ending);
+  void free_borrowed(const Span* span, Block* block, Lane& lane, const StreamRef& stream);
+  void free_shown(const Span* span, Block* block, const StreamRef* stream, const Ending& ending);
+  void flush_deferred() noexcept;
   void turn_over() noexcept;
-  std::vector<EventRef> work_of_departed();
-  void note_fresh_batches(int change) noexcept;  // under the lock
 
   // Takes the lock itself. In synchronize.cpp:
   Refusal wait_for(const std::vector<EventRef>& events);
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
   Refusal synchronize_device();
+  void pin_held(Pins& pins);  // under the lock
   bool steal(const Want& want, const StreamRef& stream, Grant& out);
 
-  // In wait.cpp, the first under the lock:
-  EventRef oldest_event();
+  // In wait.cpp:
+  bool poll_once(bool& moved);
   bool wait_a_while(const Want& want, Grant& out);
   bool after_others(const Want& want, Grant& out);
   template <typename Look>
@@ -332,27 +354,20 @@ class Pool : public ForkLocks {
   std::unique_ptr<EventPool> events_;
 
   mutable SpinLock lock_;
-  PageHeap cpu_heap_{process_.pages, Side::cpu};
-  PageHeap gpu_heap_{process_.pages, Side::gpu};
-  mutable LaneTable lanes_{!options_.alone};
-  std::vector<Span*> filling_[2];  // by side and class: the slab whose rest was never handed out
-  std::deque<Batch> quarantine_;   // oldest first
-  std::unordered_map<const char*, std::vector<std::uint16_t>> exposures_;
-  std::vector<std::unique_ptr<Block[]>> block_tables_;
-  std::uint64_t next_batch_ = 0;
+  SlabStore slabs_{process_.pages, this};
+  mutable LaneTable lanes_{!options_.debug};
+  Quarantine quarantine_;
+  std::unordered_map<const char*, std::vector<std::uint16_t>> stream_uses_;  // of live blocks, beyond their own lanes
   std::size_t reserved_bytes_ = 0;
   std::size_t used_bytes_ = 0;   // of live blocks
   std::size_t asked_bytes_ = 0;  // of what was asked for in them
-  std::size_t quarantined_bytes_ = 0;
-  std::size_t lost_bytes_ = 0;
+  std::size_t lost_bytes_ = 0;  // of blocks that there was no memory to put anywhere: see deallocate_slowly
   std::size_t live_count_ = 0;
-  std::vector<EventRef> departed_;  // the ends of the work of streams that were let go: see work_of_departed
-  std::atomic<std::size_t> departed_count_{0};
   EventRef gave_up_on_;  // what the last wait at the quarantine's limit was for, in vain
-  int fresh_batches_ = 0;            // in quarantine
-  std::atomic<int> fresh_shift_{0};  // how large the next one grows: see flush_fresh
+  std::atomic<int> deferred_shift_{0};  // how large the next deferred batch grows: see flush_deferred
   std::vector<Span*> settled_;       // debug mode: blocks that nothing touches any more, to be checked and given back
-  std::vector<Span*> unused_alone_;
+  std::vector<Span*> unused_debug_;
+  std::vector<std::unique_ptr<Block[]>> debug_tables_;
   std::int64_t looked_ns_ = 0;
   std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
   std::atomic<int> waiting_{0};

@@ -13,7 +13,7 @@ Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int 
   CUcontext context = nullptr;
   if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
   std::unique_ptr<Upstream> upstream;
-  if (options.alone) {
+  if (options.debug) {
     upstream = std::make_unique<MallocUpstream>();
   } else {
     upstream = std::make_unique<HostUpstream>();
@@ -22,22 +22,22 @@ Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int 
 }
 
 bool holds_stream(Heap* heap, CUstream stream) {
-  StreamRef ref;
+  KnownStream ref;
   return heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
          ref.handle == CU_STREAM_PER_THREAD || heap->holds(ref);
 }
 
-bool adopt_stream(Heap* heap, CUstream stream, void* owner) {
-  StreamRef ref;
+bool hold_stream(Heap* heap, CUstream stream, void* owner) {
+  KnownStream ref;
   if (heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;
-  return heap->adopt(ref, owner);
+  return heap->hold(ref, owner);
 }
 
 std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes) {
   std::vector<void*> held;
-  for (const Pool::Owned& owned : heap->owners()) {
-    lanes.push_back(owned.lane);
-    held.push_back(owned.owner);
+  for (const Pool::Held& each : heap->owners()) {
+    lanes.push_back(each.lane);
+    held.push_back(each.owner);
   }
   return held;
 }

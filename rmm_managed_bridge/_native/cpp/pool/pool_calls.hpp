@@ -14,7 +14,7 @@ Heap* new_heap(Process* process, std::unique_ptr<Upstream> upstream, const Drive
 Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
                            bool ordered);
 bool holds_stream(Heap* heap, CUstream stream);
-bool adopt_stream(Heap* heap, CUstream stream, void* owner);
+bool hold_stream(Heap* heap, CUstream stream, void* owner);
 std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes);
 void* retire_lane(Heap* heap, unsigned short lane, bool last);
 void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages);

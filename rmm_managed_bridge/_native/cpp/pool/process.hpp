@@ -71,9 +71,12 @@ struct Process {
   // try is worth it. Does nothing on a thread that does not hold the GIL.
   bool (*relieve)(std::size_t bytes, int attempt, bool may_collect) = nullptr;
 
-  // A pool, which outlives everything. Throws std::bad_alloc.
-  void add_locks(ForkLocks* pool) {
+  // A pool, which outlives everything, once nothing of its making can fail. Throws std::bad_alloc and then knows nothing of it: a fork
+  // would lock what is no pool.
+  void add_pool(ForkLocks* pool, Kept* kept) {
     std::scoped_lock guard(locks_lock_);
+    locks_.reserve(locks_.size() + 1);
+    keeper.add(kept);
     locks_.push_back(pool);
   }
 

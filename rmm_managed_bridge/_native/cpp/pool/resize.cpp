@@ -1,4 +1,5 @@
 // Heap, the part about blocks that grow or shrink.
+#include <algorithm>
 #include <cstring>
 
 #include "pool/tracked_pool.hpp"
@@ -6,8 +7,12 @@
 namespace rmm_bridge {
 
 void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
-  Found found = find(process, ptr);
-  if (found.block == nullptr || found.start != ptr || bytes == 0 || bytes > kLargestRequest) return nullptr;
+  const Found found = find(process, ptr);
+  if (found.block == nullptr || found.start != ptr || (found.block->flags.load() & Block::kLive) == 0) {
+    refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, kUnstated, {});
+    return nullptr;
+  }
+  if (bytes == 0 || bytes > kLargestRequest) return nullptr;
   auto* heap = static_cast<Heap*>(found.span->pool);
   const auto id = found.block->entry.load(std::memory_order_acquire);
   Entry entry;
@@ -15,11 +20,11 @@ void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept 
   const SizeClass wanted = size_class(bytes, kCpuUnit);
   const HolderKey key = id == 0 ? HolderKey{} : process.ledger.key_of(entry.holder);
   const auto growth = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes);
-  const bool in_place = wanted.bytes == found.span->block_bytes && !heap->alone();
+  const bool in_place = wanted.bytes == found.span->block_bytes && !heap->debug();
   Grant grant;
   for (int attempt = 0;; ++attempt) {
     const bool charged = process.budgets.charge(key.tag, growth);
-    if (charged && (in_place || heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, StreamRef{}, grant) == Refusal::none)) {
+    if (charged && (in_place || heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, KnownStream{}, grant) == Refusal::none)) {
       break;
     }
     if (charged) process.budgets.charge(key.tag, -growth);
@@ -29,23 +34,12 @@ void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept 
     process.history.add({Action::failure, key, entry});
     return nullptr;
   }
-  const auto nothing = [] {};
   if (in_place) {
-    if (heap->account_resize(id, ptr, ptr, bytes, nothing) && growth != 0) heap->resized(growth);
+    if (heap->account_resize(id, ptr, ptr, bytes, [] {}) && growth != 0) heap->resized(growth);
     return ptr;
   }
-  const bool exposed = (found.block->flags.load() & Block::kExposed) != 0;
-  bool ordered = true;
-  if (exposed) {
-    try {
-      ordered = heap->synchronize(found.block, static_cast<char*>(ptr)) == Refusal::none;
-    } catch (const std::bad_alloc&) {
-      ordered = false;
-    }
-  }
   std::uint8_t flags = 0;
-  if (ordered) {
-    std::memcpy(grant.ptr, ptr, std::min(old_bytes, bytes));
+  if (heap->copy_when_finished(found, grant.ptr, std::min(old_bytes, bytes))) {
     const auto move = [&] {
       flags = found.block->flags.exchange(0);
       found.block->entry.store(0, std::memory_order_release);
@@ -57,17 +51,29 @@ void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept 
       heap->account_resize(id, ptr, grant.ptr, bytes, move);
     }
   }
-  // Not ordered, or freed meanwhile by another thread, wrongly: then the old block is its.
+  // Not copied, or freed meanwhile by another thread, wrongly: then the old block is its.
   if ((flags & Block::kLive) == 0) {
     process.budgets.charge(key.tag, -growth);
-    grant.block->flags.store(0);
-    heap->Pool::deallocate({process.pages.find(grant.ptr), grant.block, bytes}, false, nullptr);
+    heap->give_back(grant.block, bytes, false, {});
     return nullptr;
   }
-  // The hints were for these pages; those that the block moves to have none.
-  if ((flags & Block::kHinted) != 0) heap->end_hints(ptr);
-  heap->Pool::deallocate({found.span, found.block, old_bytes}, exposed, nullptr);
+  // Its flags are of the moment in which it ended: a stream that it was shown to during the copy is waited for. Hints do not move
+  // along: they were for these pages.
+  end(found, old_bytes, flags, nullptr);
   return grant.ptr;
+}
+
+// After the device work on the block. False, and nothing was copied, if that cannot be waited for.
+bool Heap::copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept {
+  if ((found.block->flags.load() & Block::kShown) != 0) {
+    try {
+      if (synchronize(found.block, static_cast<char*>(found.start)) != Refusal::none) return false;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  std::memcpy(to, found.start, bytes);
+  return true;
 }
 
 // False if the block has ended.

@@ -31,27 +31,27 @@ inline void remember(Lane& lane) noexcept {
 }
 
 // The held stream that a handle means, if this thread remembers it.
-[[gnu::always_inline]] inline bool Pool::recall(CUstream handle, StreamRef& out) const noexcept {
+[[gnu::always_inline]] inline bool Pool::recall(CUstream handle, KnownStream& out) const noexcept {
   const RememberedLane& seen = remembered(handle, &lanes_);
   const bool good = seen.lane != nullptr && seen.handle == handle && seen.lane->home == &lanes_ &&
                     seen.lane->front.key.load(std::memory_order_acquire) == seen.key;
-  if (good) [[likely]] out = {seen.key, handle, false, seen.lane};
+  if (good) [[likely]] out = {{seen.key, handle}, seen.lane};
   return good;
 }
 
 // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
-inline Refusal Pool::resolve(CUstream handle, StreamRef& out) const noexcept {
+inline Refusal Pool::resolve(CUstream handle, KnownStream& out) const noexcept {
   if (driver_ == nullptr) return Refusal::none;
   if (!process_.running()) return Refusal::bad_stream;
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
-    out = {StreamRef::kLegacyKey, nullptr};
+    out = {{StreamRef::kLegacyKey, nullptr}};
     recall(nullptr, out);  // for its lane
     return Refusal::none;
   }
   if (handle == CU_STREAM_PER_THREAD) [[unlikely]] return resolve_per_thread(out);
   if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
   if (recall(handle, out)) [[likely]] return Refusal::none;
-  if (!find_held(handle, out)) out = {events_->id_of(handle), handle};
+  if (!find_held(handle, out)) out = {{events_->id_of(handle), handle}};
   return out.key == 0 ? Refusal::bad_stream : Refusal::none;
 }
 

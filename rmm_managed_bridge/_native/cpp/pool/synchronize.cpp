@@ -16,15 +16,15 @@ bool Pool::mark(Process& process, Block* block, std::uint8_t flag) noexcept {
   return false;
 }
 
-void Pool::expose(Block* block, const char* ptr, const StreamRef& stream) {
-  if (driver_ == nullptr || stream.host() || !mark(process_, block, Block::kExposed)) return;
+void Pool::record_stream(Block* block, const char* ptr, const StreamRef& stream) {
+  if (driver_ == nullptr || stream.host() || !mark(process_, block, Block::kShown)) return;
   std::scoped_lock lock(lock_);
   Lane& lane = lanes_.get(stream);
-  if (lane.owned) remember(lane);
-  auto& seen = exposures_[ptr];
-  if (std::find(seen.begin(), seen.end(), lane.index) == seen.end()) {
-    seen.push_back(lane.index);
-    ++lane.live_count;
+  if (lane.held()) remember(lane);
+  auto& uses = stream_uses_[ptr];
+  if (std::find(uses.begin(), uses.end(), lane.index) == uses.end()) {
+    uses.push_back(lane.index);
+    ++lane.named_count;
   }
 }
 
@@ -33,31 +33,26 @@ Refusal Pool::synchronize(Block* block, const char* ptr) {
   if (options_.device_wait) return synchronize_device();
   std::vector<EventRef> events;
   const Refusal refusal = events_of(block, ptr, events, options_.cautious);
-  for (EventRef& event : work_of_departed()) events.push_back(std::move(event));
   return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
 Refusal Pool::synchronize_all() {
   if (driver_ == nullptr || !process_.running()) return Refusal::none;
-  std::vector<std::uint16_t> lanes;
-  with_lock([&] {
-    lanes_.for_each_stream([&](const Lane& lane) {
-      if (lane.owned) lanes.push_back(lane.index);
-    });
-    hold(lanes);
-  });
-  Refusal refusal = Refusal::none;
   std::vector<EventRef> events;
-  for (std::uint16_t index : lanes) {
-    EventRef event;
-    const Recorded recorded = events_->record(lanes_.at(index).stream, event);
-    if (recorded == Recorded::done) {
-      events.push_back(std::move(event));
-    } else {
-      refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
+  Refusal refusal = Refusal::none;
+  {
+    Pins pins(*this);
+    with_lock([&] { pin_held(pins); });
+    for (const std::uint16_t index : pins) {
+      EventRef event;
+      const Recorded recorded = events_->record(lanes_.at(index).stream, event);
+      if (recorded == Recorded::done) {
+        events.push_back(std::move(event));
+      } else {
+        refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
+      }
     }
   }
-  with_lock([&] { release(lanes); });
   return refusal == Refusal::none ? wait_for(events) : refusal;
 }
 
@@ -78,66 +73,76 @@ Refusal Pool::order(Block* block, const char* ptr, const StreamRef& stream) {
   for (const EventRef& event : events) {
     if (!events_->stream_waits(stream, event)) return Refusal::capturing;
   }
-  expose(block, ptr, stream);
+  record_stream(block, ptr, stream);
   return Refusal::none;
 }
 
 // Events behind the work that may touch a live block: on its lanes, and if `cautious` on every lane whose stream is
-// held. A lane of the block that takes part in a capture, or whose stream nobody holds, is a refusal; another one is left
-// out. `except`: the stream that is to come after the work; what it did itself needs no event.
-Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
-                               std::uint64_t except) {
-  std::vector<std::uint16_t> lanes;
-  std::size_t required;
+// held, and behind streams that were let go. A lane of the block that takes part in a capture, or whose stream nobody holds, is a
+// refusal; another one is left out. `except`: the stream that is to come after the work; what it did itself needs no event.
+Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious, std::uint64_t except) {
+  static const std::vector<std::uint16_t> kNone;
+  Pins pins(*this), departed(*this);
+  std::vector<Quarantine::WaitFor> departures;
+  std::size_t required = 0;
   {
     std::scoped_lock lock(lock_);
-    lanes = lanes_of(block->lane.load(), ptr, required);
-    if (!cautious) lanes.resize(required);
-    hold(lanes);
+    const auto uses = stream_uses_.find(ptr);
+    required = pin_lanes_of(block->lane.load(), uses == stream_uses_.end() ? kNone : uses->second, cautious, pins);
+    if (cautious) pin_departures(departed, departures);
   }
+  for (Quarantine::WaitFor& each : departures) events.push_back(std::move(each.event));
   Refusal refusal = Refusal::none;
-  for (std::size_t i = 0; i < lanes.size(); ++i) {
-    const Lane& lane = lanes_.at(lanes[i]);
+  std::size_t position = 0;
+  for (const std::uint16_t index : pins) {
+    const bool must = position++ < required;
+    const Lane& lane = lanes_.at(index);
     if (lane.stream.key == except) continue;
-    if (!lane.owned) {
-      refusal = Refusal::unheld_stream;  // never a cautious one: those are owned
+    if (!lane.held()) {
+      refusal = Refusal::unheld_stream;  // never a cautious one: those are held
       continue;
     }
     EventRef event;
     const Recorded recorded = events_->record(lane.stream, event);
     if (recorded == Recorded::done) {
       events.push_back(std::move(event));
-    } else if (i < required) {
+    } else if (must) {
       refusal = recorded == Recorded::capturing ? Refusal::capturing : Refusal::bad_stream;
     }
   }
-  std::scoped_lock lock(lock_);
-  release(lanes);
   return refusal;
 }
 
 // The one context-wide call, for devices without concurrentManagedAccess. Any capture in the context would be destroyed, so
 // it is refused while a stream takes part in one that the bridge knows of.
 Refusal Pool::synchronize_device() {
-  std::vector<std::uint16_t> lanes;
-  with_lock([&] {
-    lanes_.for_each_stream([&](const Lane& lane) { if (lane.owned) lanes.push_back(lane.index); });
-    hold(lanes);
-  });
   bool capturing = events_->legacy_is_blocked();
-  for (std::uint16_t index : lanes) {
-    capturing = capturing || events_->capture_status(lanes_.at(index).stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE;
+  {
+    Pins pins(*this);
+    with_lock([&] { pin_held(pins); });
+    for (const std::uint16_t index : pins) {
+      capturing = capturing || events_->capture_status(lanes_.at(index).stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
   }
-  with_lock([&] { release(lanes); });
   if (capturing) return Refusal::capturing;
   WithoutGil without(process_);
   return events_->synchronize_device() ? Refusal::none : Refusal::bad_stream;
 }
 
+void Pool::pin_held(Pins& pins) {
+  lanes_.for_each_stream([&](Lane& lane) {
+    if (lane.held()) pins.add(lane);
+  });
+}
+
 // Takes a whole bin of another lane: one event and one wait serve all its blocks.
 bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
-  Batch batch;
+  Pins pins(*this);
+  std::vector<Block*> blocks;
+  std::vector<Quarantine::WaitFor> waits;
+  std::size_t bytes = 0;
   Lane* from = nullptr;
+  bool held = false;
   {
     std::scoped_lock lock(lock_);
     lanes_.for_each_stream([&](Lane& lane) {
@@ -146,39 +151,44 @@ bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
       if (from == nullptr && has && lane.index != want.lane) from = &lane;
     });
     if (from == nullptr) return false;
-    batch.blocks.swap(from->bins[want.size.index]);
-    batch.bytes = batch.blocks.size() * want.size.bytes;
-    from->free_bytes -= batch.bytes;
-    if (!from->owned) {
-      for (const EventRef& event : from->events) batch.waits.push_back({from->index, event, false});
-    }
-    ++from->users;
-    ++lanes_.at(want.lane).users;
+    pins.add(*from);
+    pins.add(lanes_.at(want.lane));
+    held = from->held();
+    for (const EventRef& event : from->events) waits.push_back({from->index, event});
+    blocks.swap(from->bins[want.size.index]);
+    bytes = blocks.size() * want.size.bytes;
+    from->free_bytes -= bytes;
   }
   bool ordered = true;
-  if (from->owned) {
-    EventRef event;
-    ordered = events_->record(from->stream, event) == Recorded::done;
-    batch.waits.push_back({from->index, std::move(event), false});
+  try {
+    if (held) {
+      EventRef event;
+      ordered = events_->record(from->stream, event) == Recorded::done;
+      waits.push_back({from->index, std::move(event)});
+    }
+    for (const Quarantine::WaitFor& wait : waits) ordered = ordered && events_->stream_waits(stream, wait.event);
+    std::scoped_lock lock(lock_);
+    if (!ordered) {
+      quarantine(std::move(blocks), bytes, waits);
+      return false;
+    }
+    Lane& mine = lanes_.at(want.lane);
+    auto& bin = mine.bin(want.size.index);
+    bin.reserve(bin.size() + blocks.size());
+    if (!mine.held()) {
+      // The rest of the bin is as unfinished as before, for everybody but this stream.
+      mine.events.reserve(mine.events.size() + waits.size());
+      for (const Quarantine::WaitFor& wait : waits) mine.events.push_back(wait.event);
+    }
+    bin.insert(bin.end(), blocks.begin(), blocks.end());
+    mine.free_bytes += bytes;
+    return take_idle(want, out);
+  } catch (const std::bad_alloc&) {
+    // What was taken has no place any more.
+    std::scoped_lock lock(lock_);
+    lost_bytes_ += bytes;
+    throw;
   }
-  for (const Wait& wait : batch.waits) ordered = ordered && events_->stream_waits(stream, wait.event);
-  std::scoped_lock lock(lock_);
-  --from->users;
-  Lane& mine = lanes_.at(want.lane);
-  --mine.users;
-  if (!ordered) {
-    quarantine(std::move(batch));
-    return false;
-  }
-  if (!mine.owned) {
-    // The rest of the bin is as unfinished as before, for everybody but this stream.
-    for (const Wait& wait : batch.waits) mine.events.push_back(wait.event);
-    ++mine.version;
-  }
-  auto& bin = mine.bin(want.size.index);
-  bin.insert(bin.end(), batch.blocks.begin(), batch.blocks.end());
-  mine.free_bytes += batch.bytes;
-  return take_idle(want, out);
 }
 
 }  // namespace rmm_bridge

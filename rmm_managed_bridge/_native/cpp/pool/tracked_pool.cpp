@@ -12,7 +12,7 @@ Freed Heap::deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, 
   return ptr == nullptr ? Freed::done : deallocate_in_place(process, find(process, ptr), ptr, stated_bytes, stream, who);
 }
 
-void* Heap::allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
+void* Heap::allocate_slowly(Request request, KnownStream stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
   if (request.bytes == 0) return nullptr;
   if (request.bytes > kLargestRequest || !process().running()) {
     refusal = Refusal::out_of_memory;
@@ -38,17 +38,17 @@ void* Heap::allocate_slowly(Request request, StreamRef stream, Refusal& refusal,
 }
 
 // One try: a block with its record, or a refusal and nothing changed.
-Refusal Heap::take(const Request& request, const StreamRef& stream, Grant& grant) noexcept {
+Refusal Heap::take(const Request& request, const KnownStream& stream, Grant& grant) noexcept {
   const auto bytes = static_cast<std::int64_t>(request.bytes);
   const bool budgeted = request.who.tag != 0 && process().budgets.any();
   if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
   // Bins of streams hold GPU blocks: a CPU block for a stream is one that is shown to it from the start.
   const bool shown = request.side == Side::cpu && !stream.host();
-  static constexpr StreamRef kHost;  // not a temporary: copying one waits for the stores that have just made it
+  static const KnownStream kHost;  // not a temporary: copying one waits for the stores that have just made it
   Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
   if (refusal == Refusal::none) [[likely]] {
     try {
-      if (shown) [[unlikely]] expose(grant.block, grant.ptr, stream);
+      if (shown) [[unlikely]] record_stream(grant.block, grant.ptr, stream);
       if (track_ != Track::off) {
         Entry entry = entry_for(request, grant.ptr);
         const HolderKey key = key_for(request.who);
@@ -117,7 +117,7 @@ void Heap::tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
   Process& all = process();
   const HolderKey key = all.ledger.key_of(entry.holder);
   all.budgets.charge(key.tag, -static_cast<std::int64_t>(entry.bytes));
-  if (alone()) remember_end(entry);
+  if (debug()) remember_end(entry);
   if (stated_bytes != kUnstated && stated_bytes != entry.bytes) {
     all.size_mismatches.fetch_add(1, std::memory_order_relaxed);
     all.history.add({Action::size_mismatch, key, entry, stated_bytes});

@@ -58,12 +58,12 @@ class Heap : public Pool, public Kept {
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
         track_(track) {
-    process.keeper.add(this);
+    process.add_pool(this, this);
     if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.keeper.wake();
   }
 
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are
-  // zero. `*held` becomes false if the bridge ought to hold the stream's object: the caller may `adopt` it.
+  // zero. `*held` becomes false if the bridge ought to hold the stream's object: the caller may `hold` it.
   //
   // `allocate_in_place` is for the entry points of this library, so that what they know of their request is not asked for: what was
   // freed in this order last is taken again, and all else is for `allocate_slowly`.
@@ -71,7 +71,7 @@ class Heap : public Pool, public Kept {
   [[gnu::always_inline]] void* allocate_in_place(const Request& request, Refusal& refusal, bool* zeroed = nullptr,
                                                  bool* held = nullptr) noexcept {
     const std::size_t unit = unit_of(request.side);
-    StreamRef stream;
+    KnownStream stream;
     refusal = Refusal::none;
     if (process().quiet(request.who.tag) && request.bytes - 1 < kLargestRequest && request.alignment <= unit &&
         (request.host_ordered || request.side == Side::gpu)) [[likely]] {
@@ -87,7 +87,7 @@ class Heap : public Pool, public Kept {
   // By value, here and in `give_back`: what a call might look at must be in memory, and the compiler then builds it for every block.
   //
   // `stream`, unless it is the host, and `refusal` are what is known already.
-  void* allocate_slowly(Request request, StreamRef stream, Refusal& refusal, bool* zeroed, bool* held) noexcept;
+  void* allocate_slowly(Request request, KnownStream stream, Refusal& refusal, bool* zeroed, bool* held) noexcept;
 
   // For callers whom no hint policy in Python sees: whether the installed one is for blocks of this size, and the prefetch of one
   // that `allocate` has just given for work on `stream`. It never fails, and what became of it is counted. No lock of ours may be
@@ -128,19 +128,14 @@ class Heap : public Pool, public Kept {
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
-        if (!process.quiet(key.tag) || heap->alone() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
+        if (!process.quiet(key.tag) || heap->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
       });
       if (told) [[unlikely]] heap->tell_end(*told, stated_bytes);
     } else {
       flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
     if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
-    if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(ptr);
-    StreamRef ref;
-    const StreamRef* given = nullptr;
-    if (stream != nullptr && heap->resolve_for_free(*stream, ref)) given = &ref;
-    heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kExposed) != 0, given);
-    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon(bytes);
+    end(found, bytes, flags, stream);
     return Freed::done;
   }
 
@@ -189,11 +184,21 @@ class Heap : public Pool, public Kept {
     }
   }
 
+  // What is the same however a block's life ended: it was live until `flags` were taken from it, and the ledger has forgotten it.
+  [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::uint8_t flags, const CUstream* stream) noexcept {
+    auto* heap = static_cast<Heap*>(found.span->pool);
+    if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(found.start);
+    KnownStream known;
+    const StreamRef* given = stream != nullptr && heap->resolve_for_free(*stream, known) ? &known : nullptr;
+    heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kShown) != 0, given);
+    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon(bytes);
+  }
+
   // Of a block that nobody has seen yet.
   void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept;
 
   // One try: a block with its record, or a refusal and nothing changed.
-  Refusal take(const Request& request, const StreamRef& stream, Grant& grant) noexcept;
+  Refusal take(const Request& request, const KnownStream& stream, Grant& grant) noexcept;
 
   // True if another try is worth it: Python made room.
   bool relieved(std::size_t bytes, int attempt, bool may_collect) noexcept;
@@ -222,6 +227,7 @@ class Heap : public Pool, public Kept {
   static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
 
   // In resize.cpp:
+  bool copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept;
   template <typename Moved>
   bool account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept;
 

@@ -1,28 +1,34 @@
 // Pool, the part about upstream: giving memory back, and ending.
 #include <cstdio>
+#include <utility>
 
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
 
+// Of all that was freed and waits, or is lost.
+std::size_t Pool::quarantined_bytes() noexcept {
+  return quarantine_.bytes() + lanes_.at(kDeferredLane).free_bytes + lost_bytes_;
+}
+
 std::size_t Pool::cached_bytes() noexcept {
   std::scoped_lock lock(lock_);
   drain_all();
-  const std::size_t in_use = used_bytes_ + quarantined_bytes_ + lanes_.at(kFreshLane).free_bytes + lost_bytes_;
+  const std::size_t in_use = used_bytes_ + quarantined_bytes();
   return reserved_bytes_ - std::min(reserved_bytes_, in_use);
 }
 
 std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!process_.running()) return 0;
   const Trimming trimming(trimming_);
-  std::size_t bytes = options_.alone ? release_alone(true) : 0;
+  std::size_t bytes = options_.debug ? release_debug(true) : 0;
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
     poll();
     bytes += release_chunks(keep_bytes);
     if (cached_bytes() <= keep_bytes) return bytes;
   }
-  flush_fresh();
+  flush_deferred();
   std::vector<std::uint16_t> open;
   with_lock([&] {
     lanes_.for_each_stream([&](Lane& lane) {
@@ -32,7 +38,7 @@ std::size_t Pool::trim(std::size_t keep_bytes) {
   });
   for (std::uint16_t index : open) close_lane(index, nullptr);
   poll();
-  return bytes + release_chunks(keep_bytes) + (options_.alone ? release_alone(true) : 0);
+  return bytes + release_chunks(keep_bytes) + (options_.debug ? release_debug(true) : 0);
 }
 
 std::size_t Pool::release_chunks(std::size_t keep_bytes) {
@@ -40,13 +46,14 @@ std::size_t Pool::release_chunks(std::size_t keep_bytes) {
   std::vector<Chunk*> chunks;
   {
     std::scoped_lock lock(lock_);
-    for (Side side : {Side::cpu, Side::gpu}) release_idle_slabs(side);
-    std::size_t wanted = keep_bytes == 0 ? PoolOptions::kNoLimit : cached - std::min(cached, keep_bytes);
-    for (PageHeap* heap : {&gpu_heap_, &cpu_heap_}) {
-      for (Chunk* chunk : heap->take_free_chunks(wanted)) {
-        wanted -= std::min(wanted, chunk->bytes);
-        chunks.push_back(chunk);
-      }
+    for (Side side : {Side::cpu, Side::gpu}) {
+      Lane& ready = lanes_.at(ready_lane(side));
+      drain(ready);
+      ready.free_bytes -= slabs_.give_idle(side, ready.bins);
+    }
+    try {
+      slabs_.take_free_chunks(keep_bytes == 0 ? PoolOptions::kNoLimit : cached - std::min(cached, keep_bytes), chunks);
+    } catch (const std::bad_alloc&) {  // the rest is for the next time
     }
   }
   if (chunks.empty()) return 0;
@@ -65,51 +72,46 @@ std::size_t Pool::release_chunks(std::size_t keep_bytes) {
 }
 
 void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
-  StreamRef stream;
-  bool record;
-  Batch batch;
   Lane& lane = lanes_.at(index);
+  Pins pins(*this);
+  StreamRef stream;
+  bool held = false;
+  std::vector<Block*> blocks;
+  std::vector<Quarantine::WaitFor> waits;
+  std::size_t bytes = 0;
   {
     std::scoped_lock lock(lock_);
-    if (!lane.in_use) return;
+    if (!lane.in_use()) return;
     drain(lane);
-    if (retire != nullptr && (lane.users != 0 || lane.live_count != 0)) return;
+    if (retire != nullptr && (lane.pins != 0 || lane.named_count != 0 || !lane.points.empty())) return;
+    pins.add(lane);
     stream = lane.stream;
-    record = lane.owned;
+    held = lane.held();
+    for (const EventRef& each : lane.events) waits.push_back({index, each});
+    waits.reserve(waits.size() + 1);
     // Before the event: what is freed from now on may have work behind it.
-    for (auto& bin : lane.bins) {
-      batch.blocks.insert(batch.blocks.end(), bin.begin(), bin.end());
-      bin.clear();
-    }
-    batch.bytes = lane.free_bytes;
-    lane.free_bytes = 0;
-    if (!record) {
-      for (const EventRef& each : lane.events) batch.waits.push_back({index, each, false});
-    }
-    ++lane.users;
+    bytes = lane.empty_into(blocks);
   }
-  EventRef event;
-  const Recorded recorded = record ? events_->record(stream, event) : Recorded::done;
-  std::scoped_lock lock(lock_);
-  --lane.users;
-  if (retire != nullptr) close_front(lane);
-  const bool idle = lane.users == 0 && lane.live_count == 0 && lane.free_bytes == 0;
-  if (record) batch.waits.push_back({index, recorded == Recorded::done ? event : nullptr, false});
-  quarantine(std::move(batch));
-  const bool certain = recorded == Recorded::done || (recorded == Recorded::capturing && last);
-  if (!certain || (retire != nullptr && !idle)) {
-    if (retire != nullptr && record) lanes_.own(lane);
-    return;
-  }
-  // Its events are all there: nothing in quarantine needs the handle any more, only the number must not come back.
-  if (retire != nullptr) {
-    if (event != nullptr) {
-      departed_.push_back(event);
-      departed_count_.store(departed_.size(), std::memory_order_relaxed);
+  try {
+    EventRef event;
+    const Recorded recorded = held ? events_->record(stream, event) : Recorded::done;
+    if (held) waits.push_back({index, event});
+    std::scoped_lock lock(lock_);
+    if (retire != nullptr) close_front(lane);
+    const bool unused = lane.pins == 1 && lane.named_count == 0 && lane.points.empty() && lane.free_bytes == 0;
+    quarantine(std::move(blocks), bytes, waits);
+    if (retire == nullptr) return;
+    const bool certain = recorded == Recorded::done || (recorded == Recorded::capturing && last);
+    if (certain && unused) {
+      *retire = lanes_.let_go(lane, std::move(event));
+    } else if (held) {
+      lanes_.open_front(lane);
     }
-    *retire = lane.owner;
-    lanes_.disown(lane);
-    tidy(lane);
+  } catch (const std::bad_alloc&) {
+    std::scoped_lock lock(lock_);
+    lost_bytes_ += bytes;
+    if (retire != nullptr && lane.held()) lanes_.open_front(lane);
+    throw;
   }
 }
 
@@ -155,9 +157,9 @@ Kept::Delay Pool::tend() noexcept {
     } else {
       said_waiting_ = false;
     }
-    if (options_.alone) {
+    if (options_.debug) {
       poll();
-      release_alone(false);
+      release_debug(false);
       std::scoped_lock lock(lock_);
       if (!settled_.empty() || !quarantine_.empty()) next = std::min(next, kSoon);
     }

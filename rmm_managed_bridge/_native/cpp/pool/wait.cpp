@@ -1,22 +1,16 @@
 // Pool, the part about waiting for blocks that were freed: the quarantine's ends.
+#include <algorithm>
+#include <utility>
+
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
 
-EventRef Pool::oldest_event() {
-  for (const Batch& batch : quarantine_) {
-    for (const Wait& wait : batch.waits) {
-      if (!wait.done && wait.event != nullptr) return wait.event;
-    }
-  }
-  return nullptr;
-}
-
 bool Pool::wait_for_oldest() {
   if (driver_ == nullptr) return false;
-  flush_fresh();
+  flush_deferred();
   if (poll()) return true;
-  const EventRef event = with_lock([&] { return oldest_event(); });
+  const EventRef event = with_lock([&] { return quarantine_.oldest(lanes_); });
   if (event == nullptr) return false;
   if (waiting_.fetch_add(1) == 0) waiting_since_ns_.store(steady_time_ns());
   process_.keeper.wake();  // which says so if this takes very long
@@ -39,8 +33,8 @@ bool Pool::wait_a_while(const Want& want, Grant& out) {
     EventRef event;
     {
       std::scoped_lock lock(lock_);
-      if (quarantined_bytes_ <= options_.quarantine_limit_bytes) return false;
-      event = oldest_event();
+      if (quarantine_.bytes() <= options_.quarantine_limit_bytes) return false;
+      event = quarantine_.oldest(lanes_);
       if (event == nullptr || event == gave_up_on_) return false;
     }
     bool ended;
@@ -54,7 +48,7 @@ bool Pool::wait_a_while(const Want& want, Grant& out) {
       Notice notice{Notice::Kind::quarantine_full, 0, 0, HolderKey{}, Entry{}};
       with_lock([&] {
         gave_up_on_ = event;
-        notice.bytes = quarantined_bytes_;
+        notice.bytes = quarantine_.bytes();
       });
       process_.notice(notice);
       return false;
@@ -75,86 +69,64 @@ bool Pool::after_others(const Want& want, Grant& out) {
 
 bool Pool::poll() {
   if (driver_ == nullptr || !process_.running()) return false;
-  struct Probe {
-    std::uint64_t batch;
-    std::size_t wait;
-    EventRef event;
-    StreamRef stream;
-    bool record;
-    bool finished;
-  };
-  struct Idle {
-    std::uint16_t lane;
-    std::uint64_t version;
-    std::vector<EventRef> events;
-  };
-  std::vector<Probe> probes;
-  std::vector<Idle> idle;
-  std::vector<std::uint16_t> recording;  // lanes whose handles are used below
-  {
-    std::scoped_lock lock(lock_);
-    for (const Batch& batch : quarantine_) {
-      for (std::size_t i = 0; i < batch.waits.size(); ++i) {
-        const Wait& wait = batch.waits[i];
-        const Lane& lane = lanes_.at(wait.lane);
-        if (wait.done || (wait.event == nullptr && !lane.owned)) continue;
-        if (wait.event == nullptr) recording.push_back(wait.lane);
-        probes.push_back({batch.number, i, wait.event, lane.stream, wait.event == nullptr, false});
-      }
-    }
-    lanes_.for_each_stream([&](const Lane& lane) {
-      if (!lane.owned && !lane.events.empty()) idle.push_back({lane.index, lane.version, lane.events});
-    });
-    hold(recording);
-  }
-  if (probes.empty() && idle.empty()) return false;
-  // Events of one stream end in order: behind one that has not ended, none has. With batches piled up behind a long kernel
-  // that saves asking for each. One that is only recorded now says nothing of those that were recorded before: to skip
-  // them would let `wait_for_oldest` wait for the same event for ever.
-  std::vector<std::uint64_t> unfinished;
-  for (Probe& probe : probes) {
-    if (std::find(unfinished.begin(), unfinished.end(), probe.stream.key) != unfinished.end()) continue;
-    if (probe.record && events_->record(probe.stream, probe.event) != Recorded::done) probe.event = nullptr;
-    probe.finished = probe.event != nullptr && events_->finished(probe.event);
-    if (!probe.finished && !probe.record) unfinished.push_back(probe.stream.key);
-  }
-  std::erase_if(idle, [&](const Idle& lane) {
-    return !std::all_of(lane.events.begin(), lane.events.end(), [&](auto& e) { return events_->finished(e); });
-  });
-
-  std::scoped_lock lock(lock_);
-  release(recording);
   bool moved = false;
-  auto batch = quarantine_.begin();
-  for (const Probe& probe : probes) {
-    while (batch != quarantine_.end() && batch->number < probe.batch) ++batch;
-    if (batch == quarantine_.end()) break;
-    if (batch->number != probe.batch) continue;  // another thread finished it
-    Wait& wait = batch->waits[probe.wait];
-    wait.done = wait.done || probe.finished;
-    if (wait.event == nullptr) wait.event = probe.event;
-  }
-  std::erase_if(quarantine_, [&](const Batch& each) {
-    if (!std::all_of(each.waits.begin(), each.waits.end(), [](const Wait& wait) { return wait.done; })) return false;
-    quarantined_bytes_ -= each.bytes;
-    if (each.fresh) note_fresh_batches(-1);
-    for (Block* block : each.blocks) settle(block);
-    for (const Wait& wait : each.waits) ended(wait.lane);
-    return moved = true;
-  });
-  for (const Idle& each : idle) {
-    Lane& lane = lanes_.at(each.lane);
-    if (!lane.in_use || lane.owned || lane.version != each.version) continue;
-    moved = moved || lane.free_bytes != 0;
-    for (auto& bin : lane.bins) {
-      for (Block* block : bin) settle(block);
-      bin.clear();
-    }
-    lane.free_bytes = 0;
-    lane.events.clear();
-    tidy(lane);
+  while (poll_once(moved)) {
   }
   return moved;
+}
+
+// True if another look is worth it: of some lane there was more to ask than is asked at once.
+bool Pool::poll_once(bool& moved) {
+  std::vector<Quarantine::Question> ordered, others;  // of one lane, in the order in which they end; in no order
+  Pins recording(*this);                              // whose handles are used below
+  std::uint64_t later = 0;
+  bool more = false;
+  {
+    std::scoped_lock lock(lock_);
+    later = quarantine_.next_number();
+    lanes_.for_each_stream([&](Lane& lane) {
+      if (lane.unrecorded_count != 0 && lane.held()) recording.add(lane);
+      more = Quarantine::ask(lane, ordered) || more;
+      if (lane.departure != nullptr) ordered.push_back({lane.index, lane.departure});
+      for (const EventRef& event : lane.events) others.push_back({lane.index, event});
+    });
+  }
+  if (ordered.empty() && others.empty() && recording.empty()) return false;
+  // With points piled up behind a long kernel, this asks once for each lane.
+  std::uint16_t unfinished = 0;
+  for (const Quarantine::Question& each : ordered) {
+    if (each.lane != unfinished && !events_->finished(each.event)) unfinished = each.lane;
+  }
+  for (const Quarantine::Question& each : others) events_->finished(each.event);
+  std::vector<Quarantine::WaitFor> signs;
+  for (const std::uint16_t index : recording) {
+    EventRef event;
+    if (events_->record(lanes_.at(index).stream, event) != Recorded::done) continue;
+    events_->finished(event);
+    signs.push_back({index, std::move(event)});
+  }
+
+  std::scoped_lock lock(lock_);
+  sign_all(signs, later);
+  bool ended = false;
+  lanes_.for_each_stream([&](Lane& lane) {
+    const bool changed = quarantine_.end_points(lane, [&](Block* block) { settle(block); });
+    ended = ended || changed;
+    const bool over = std::all_of(lane.events.begin(), lane.events.end(), [](const EventRef& event) { return event->done.load(); });
+    if (!lane.events.empty() && over) {
+      moved = moved || lane.free_bytes != 0;
+      for (auto& bin : lane.bins) {
+        for (Block* block : bin) settle(block);
+        bin.clear();
+      }
+      lane.free_bytes = 0;
+      lane.events.clear();
+    }
+    if (changed || !lane.held()) leave(lane);
+  });
+  grow_deferred();
+  moved = moved || ended;
+  return more && ended;
 }
 
 }  // namespace rmm_bridge

@@ -1,164 +1,23 @@
-// Which device work a freed block must wait for: events, and the lanes that stand for streams.
+// A lane stands for a stream in one pool: the blocks that were freed on it, which it may take again without waiting, and how the
+// end of its work can be known. Makes no CUDA call.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <mutex>
+#include <list>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "base/biased_lock.hpp"
-#include "driver/driver.hpp"
+#include "driver/events.hpp"
 #include "pages/size_class.hpp"
 #include "pages/span.hpp"
-#include "base/spin_lock.hpp"
 
 namespace rmm_bridge {
-
-struct Lane;
-
-// A stream as one call sees it. `key` is its id (cuStreamGetId), which unlike the handle never comes back; the legacy
-// stream has a constant, since asking for its id while a blocking stream is captured destroys that capture.
-struct StreamRef {
-  static constexpr std::uint64_t kHostKey = ~std::uint64_t{0};
-  static constexpr std::uint64_t kLegacyKey = ~std::uint64_t{0} - 1;
-  // Any stream that is being captured and was not seen before: its id cannot be had. What waits for it waits for ever.
-  static constexpr std::uint64_t kUnseenKey = ~std::uint64_t{0} - 2;
-  std::uint64_t key = kHostKey;
-  CUstream handle = nullptr;
-  bool guessed = false;  // it is being captured, and `key` is of the stream that was last seen with its handle
-  Lane* lane = nullptr;  // where it was known from; perhaps another stream's by now, as the lane's front says
-
-  bool host() const noexcept { return key == kHostKey; }
-  bool legacy() const noexcept { return key == kLegacyKey; }
-};
-
-class EventPool;
-
-struct DeviceEvent {
-  CUevent handle;
-  EventPool* home;
-  ~DeviceEvent();
-};
-using EventRef = std::shared_ptr<DeviceEvent>;
-
-enum class Recorded {
-  done,
-  capturing,  // the stream takes part in a capture: no event can be had until it ends
-  failed,     // the driver refused; the stream counts as never finished
-};
-
-class EventPool {
- public:
-  EventPool(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
-
-  SpinLock& lock_for_fork() noexcept { return lock_; }
-  CUcontext context() const noexcept { return context_; }
-
-  // Records an event on `stream` as it is now. An event on another thread's per-thread stream cannot be recorded from
-  // here; the legacy stream waits for it, so an event there comes after it. Never breaks a capture: the event is recorded first and the stream
-  // looked at after, so that a capture that another thread begins in between is seen; a captured event is neither
-  // queried nor waited on. The legacy stream is not touched while a blocking stream is being captured.
-  Recorded record(StreamRef stream, EventRef& out) {
-    DriverScope scope(&driver_, context_);
-    if (stream.handle == CU_STREAM_PER_THREAD) {
-      if (capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
-      if (id_of(stream.handle) != stream.key) stream = {StreamRef::kLegacyKey, nullptr};
-    }
-    if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
-    CUevent event = get();
-    if (event == nullptr) return Recorded::failed;
-    // In a capture that is lost already, recording fails, and the result says so: a handle that failed is not asked again.
-    const CUresult result = driver_.event_record(event, stream.handle);
-    const bool capturing = result == CUDA_SUCCESS
-                               ? !stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE
-                               : result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_CAPTURED_EVENT;
-    if (result != CUDA_SUCCESS || capturing) {
-      driver_.event_destroy(event);
-      return capturing ? Recorded::capturing : Recorded::failed;
-    }
-    out = std::make_shared<DeviceEvent>(event, this);
-    return Recorded::done;
-  }
-
-  bool finished(const EventRef& event) const {
-    DriverScope scope(&driver_, context_);
-    return driver_.event_query(event->handle) == CUDA_SUCCESS;
-  }
-
-  // Call it without the GIL and without a lock: it may take as long as the device does.
-  bool synchronize(const EventRef& event) const {
-    DriverScope scope(&driver_, context_);
-    return driver_.event_synchronize(event->handle) == CUDA_SUCCESS;
-  }
-
-  // For the whole device. It destroys every capture in the context: see Pool::synchronize_device.
-  bool synchronize_device() const {
-    DriverScope scope(&driver_, context_);
-    return driver_.ctx_synchronize() == CUDA_SUCCESS;
-  }
-
-  // True while a blocking stream of this context is being captured, whoever's it is.
-  bool legacy_is_blocked() const {
-    DriverScope scope(&driver_, context_);
-    return capture_status(nullptr) != CU_STREAM_CAPTURE_STATUS_NONE;
-  }
-
-  bool stream_waits(const StreamRef& stream, const EventRef& event) const {
-    DriverScope scope(&driver_, context_);
-    if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return false;
-    return driver_.stream_wait_event(stream.handle, event->handle, 0) == CUDA_SUCCESS;
-  }
-
-  // 0, which no stream has, for a handle that the driver does not take. It ends a capture of the stream: see stream_lookup.hpp.
-  std::uint64_t id_of(CUstream stream) const {
-    unsigned long long id = 0;
-    return driver_.stream_id(stream, &id) == CUDA_SUCCESS ? id : 0;
-  }
-
-  CUstreamCaptureStatus capture_status(CUstream stream) const {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    const CUresult result = driver_.stream_is_capturing(stream, &status);
-    // For the legacy stream while a blocking stream is captured: "do not touch it now", and no harm was done.
-    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    return result == CUDA_SUCCESS ? status : CU_STREAM_CAPTURE_STATUS_NONE;
-  }
-
- private:
-  friend struct DeviceEvent;
-
-  CUevent get() {
-    {
-      std::scoped_lock lock(lock_);
-      if (!idle_.empty()) {
-        CUevent event = idle_.back();
-        idle_.pop_back();
-        return event;
-      }
-    }
-    CUevent event = nullptr;
-    return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
-  }
-
-  void put(CUevent event) noexcept {
-    std::scoped_lock lock(lock_);
-    try {
-      idle_.push_back(event);
-    } catch (...) {  // one event of a few hundred bytes stays with the driver
-    }
-  }
-
-  const Driver& driver_;
-  CUcontext context_;
-  SpinLock lock_;
-  std::vector<CUevent> idle_;
-};
-
-inline DeviceEvent::~DeviceEvent() { home->put(handle); }
 
 // Blocks of one size, the newest on top. A std::vector whose growing is out of the way: the compiler makes a call of each
 // push_back.
@@ -228,44 +87,85 @@ struct alignas(64) Front {
   static inline constinit std::array<BlockStack, kSizeClasses> kNoBins{};
 };
 
-// The free blocks that one stream may take without waiting, and how the end of that stream's work can be known.
+struct Batch;
+
+// A place in the order of a lane's stream that a batch of blocks waits for: everything enqueued before it.
+struct Point {
+  Batch* batch;
+  EventRef event;  // null while none could be recorded: `Lane::wait_at` says what that means
+};
+
+// How the end of the work before a point gets known.
+enum class Wait : std::uint8_t {
+  event,           // it has one
+  to_be_recorded,  // the stream was being captured when one was asked for; it is held, so its handle can be asked again
+  until_seen,      // nobody vouches for the handle: when the stream passes it again
+  never,           // the stream is gone, or it was captured before it was ever known
+};
+
 struct Lane {
+  // idle -> borrowed or held (`LaneTable::get`), borrowed -> held (`hold`), held -> closing (`let_go`), and back to idle once nothing
+  // names the lane (`recycle`). A closing lane whose stream shows up again is borrowed.
+  enum class State : std::uint8_t {
+    idle,      // its number stands for no stream
+    borrowed,  // nobody vouches for the handle: an event was recorded at each free
+    held,      // the bridge keeps the stream's object, or the stream never ends: the handle is good, and events are recorded late
+    closing,   // the object was let go: the number is kept until the work before has ended
+  };
+
   StreamRef stream;
   std::uint16_t index = 0;
-  const void* home = nullptr;  // the table that it is in
-  // Owned: the bridge holds the framework's stream object, so the handle is good at any time and an event is only
-  // recorded when somebody else wants the memory. Borrowed: an event was recorded at each free.
-  bool owned = false;
-  bool in_use = false;
-  void* owner = nullptr;       // the stream object, opaque here
-  int users = 0;               // threads that use the handle outside the lock; the lane is not retired meanwhile
-  std::size_t live_count = 0;  // blocks handed out on this lane
-  std::uint64_t version = 0;   // counts changes of `events`
-  std::vector<EventRef> events;
+  std::atomic<State> state{State::idle};  // written under the pool's lock
+  const void* home = nullptr;             // the table that it is in
+  void* owner = nullptr;                  // the stream object, opaque here
+  int pins = 0;                           // calls that use the lane outside the lock: see Pool::Pins
+  std::size_t named_count = 0;            // live blocks of the lane, and uses of others on its stream
+  std::list<Point> points;                // that batches wait for, oldest first
+  std::size_t unrecorded_count = 0;       // points without an event
+  EventRef departure;                     // behind all work of a stream that was let go, until that has ended
+  std::vector<EventRef> events;           // borrowed: behind the work on the blocks in the bins
   std::vector<std::vector<Block*>> bins;  // by size class
   std::size_t free_bytes = 0;
   Front front;
+
+  bool held() const noexcept { return state.load(std::memory_order_relaxed) == State::held; }
+  bool in_use() const noexcept { return state.load(std::memory_order_relaxed) != State::idle; }
+
+  Wait wait_at(const Point& point) const noexcept {
+    if (point.event != nullptr) return Wait::event;
+    switch (state.load(std::memory_order_relaxed)) {
+      case State::held:
+        return Wait::to_be_recorded;
+      case State::borrowed:
+        return stream.key == StreamRef::kUnseenKey ? Wait::never : Wait::until_seen;
+      case State::idle:
+      case State::closing:
+        break;
+    }
+    return Wait::never;
+  }
 
   std::vector<Block*>& bin(std::uint32_t class_index) {
     if (bins.size() <= class_index) bins.resize(class_index + 1);
     return bins[class_index];
   }
+
+  // Takes all blocks out of the bins. Throws std::bad_alloc and then has changed nothing.
+  std::size_t empty_into(std::vector<Block*>& blocks) {
+    std::size_t count = blocks.size();
+    for (const auto& each : bins) count += each.size();
+    blocks.reserve(count);
+    for (auto& each : bins) {
+      blocks.insert(blocks.end(), each.begin(), each.end());
+      each.clear();
+    }
+    return std::exchange(free_bytes, 0);
+  }
 };
 
-// Something a block waits for: an event, or, where none could be recorded yet, an owned lane to record one on.
-struct Wait {
-  std::uint16_t lane = 0;
-  EventRef event;
-  bool done = false;
-};
-
-// Blocks that share what they wait for.
-struct Batch {
-  std::uint64_t number = 0;
-  std::vector<Wait> waits;  // each keeps its lane's number taken until the batch is done
-  std::vector<Block*> blocks;
-  std::size_t bytes = 0;
-  bool fresh = false;  // CPU blocks that no work is known of: see Pool::flush_fresh
+// A stream, and the lane it was known from, if that was held; perhaps another stream's by now, as the lane's front says.
+struct KnownStream : StreamRef {
+  Lane* lane = nullptr;
 };
 
 }  // namespace rmm_bridge

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <atomic>
-#include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -13,20 +12,15 @@
 namespace rmm_bridge {
 
 // The first two lanes hold finished blocks, one for each side: anybody may have those. The third holds CPU blocks that
-// were freed just now, while device work that nobody told of may still read them: see Pool::flush_fresh.
+// were freed just now, while device work that nobody told of may still read them: see Pool::flush_deferred.
 inline constexpr std::uint16_t ready_lane(Side side) { return side == Side::cpu ? 0 : 1; }
-inline constexpr std::uint16_t kFreshLane = 2;
+inline constexpr std::uint16_t kDeferredLane = 2;
 inline constexpr std::uint16_t kFirstStreamLane = 3;
 
 class LaneTable {
  public:
   // `fronts`: whether what the CPU frees may be taken again without the pool's lock.
-  explicit LaneTable(bool fronts) {
-    for (std::uint16_t index = 0; index < kFirstStreamLane; ++index) {
-      Lane& lane = add();
-      if (fronts) lane.front.key.store(StreamRef::kHostKey);
-    }
-  }
+  explicit LaneTable(bool fronts);
 
   // Needs no lock for the number of a lane that a live block names: lanes never move, and chunks of them are only added.
   Lane& at(std::uint16_t index) noexcept {
@@ -34,17 +28,11 @@ class LaneTable {
   }
   std::size_t size() const noexcept { return count_; }
 
-  // Whether any stream is held: without one, no device work is known of. Needs no lock.
-  bool any_held() const noexcept { return held_.load(std::memory_order_relaxed) != 0; }
+  // Whether there is a stream whose work may touch what nobody told of: one that is held, or was let go with work unfinished.
+  // Needs no lock.
+  bool any_work() const noexcept { return working_count_.load(std::memory_order_relaxed) != 0; }
 
-  Lane* find(std::uint64_t key) noexcept {
-    if (key == last_key_) return &at(last_index_);
-    auto found = by_key_.find(key);
-    if (found == by_key_.end()) return nullptr;
-    last_key_ = key;
-    last_index_ = found->second;
-    return &at(found->second);
-  }
+  Lane* find(std::uint64_t key) noexcept;
 
   // The lane of the held stream with this handle; null for the handles that mean another stream in each context or thread.
   Lane* find_held(CUstream handle) noexcept {
@@ -52,68 +40,32 @@ class LaneTable {
     return found == by_handle_.end() ? nullptr : &at(found->second);
   }
 
-  // Throws std::bad_alloc, also when 65,534 streams are named by live blocks at once.
-  Lane& get(const StreamRef& stream) {
-    if (Lane* lane = find(stream.key); lane != nullptr) return *lane;
-    std::uint16_t index;
-    if (!idle_.empty()) {
-      index = idle_.back();
-      by_key_.emplace(stream.key, index);
-      idle_.pop_back();
-    } else {
-      if (count_ > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
-      idle_.reserve(count_ + 1);
-      index = add().index;
-      by_key_.emplace(stream.key, index);
-    }
-    Lane& lane = at(index);
-    lane.stream = stream;
-    // These two outlive every block: nobody destroys them.
-    if (stream.legacy() || (stream.handle == CU_STREAM_PER_THREAD && stream.key != StreamRef::kUnseenKey)) own(lane);
-    lane.in_use = true;
-    return lane;
-  }
+  // Throws std::bad_alloc, also when 65,533 streams are named by live blocks at once.
+  Lane& get(const StreamRef& stream);
 
   // From now on the lane's frees need no event.
-  void own(Lane& lane) noexcept {
-    if (!lane.owned) held_.fetch_add(1, std::memory_order_relaxed);
-    lane.owned = true;
-    if (!lane.stream.legacy() && lane.stream.handle != CU_STREAM_PER_THREAD) {
-      try {
-        by_handle_.insert_or_assign(lane.stream.handle, lane.index);
-      } catch (const std::bad_alloc&) {  // then the driver is asked for its id
-      }
-    }
-    std::scoped_lock lock(lane.front.lock);
-    lane.front.key.store(lane.stream.key, std::memory_order_release);
-  }
+  void hold(Lane& lane) noexcept;
 
-  // The stream's object is let go.
-  void disown(Lane& lane) noexcept {
-    if (lane.owned) {
-      held_.fetch_sub(1, std::memory_order_relaxed);
-      if (find_held(lane.stream.handle) == &lane) by_handle_.erase(lane.stream.handle);
-    }
-    lane.owned = false;
-    lane.owner = nullptr;
+  // The front takes blocks again that `Pool::close_front` had closed.
+  void open_front(Lane& lane) noexcept;
+
+  // The stream's object is let go; returns it. `departure`: behind all its work, or null if there is none to be had.
+  void* let_go(Lane& lane, EventRef departure) noexcept;
+
+  // The work of a stream that was let go has ended.
+  void forget_departure(Lane& lane) noexcept {
+    if (lane.departure == nullptr) return;
+    lane.departure = nullptr;
+    working_count_.fetch_sub(1, std::memory_order_relaxed);
   }
 
   // The stream is gone, or nothing of it is left: its number may stand for another one.
-  void recycle(Lane& lane) noexcept {
-    if (last_index_ == lane.index) last_key_ = StreamRef::kHostKey;
-    by_key_.erase(lane.stream.key);
-    disown(lane);
-    lane.in_use = false;
-    lane.events.clear();
-    for (auto& bin : lane.bins) bin.clear();
-    lane.free_bytes = 0;
-    idle_.push_back(lane.index);
-  }
+  void recycle(Lane& lane) noexcept;
 
   template <typename Visit>
   void for_each_stream(Visit visit) {
     for (std::size_t index = kFirstStreamLane; index < count_; ++index) {
-      if (Lane& lane = at(static_cast<std::uint16_t>(index)); lane.in_use) visit(lane);
+      if (Lane& lane = at(static_cast<std::uint16_t>(index)); lane.in_use()) visit(lane);
     }
   }
 
@@ -125,17 +77,12 @@ class LaneTable {
  private:
   static constexpr std::size_t kChunk = 256;
 
-  Lane& add() {
-    if (count_ % kChunk == 0) chunks_[count_ / kChunk].store(new Lane[kChunk], std::memory_order_release);
-    Lane& lane = at(static_cast<std::uint16_t>(count_));
-    lane.index = static_cast<std::uint16_t>(count_++);
-    lane.home = this;
-    return lane;
-  }
+  Lane& add();
+  void unhold(Lane& lane) noexcept;
 
   std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
   std::size_t count_ = 0;
-  std::atomic<int> held_{0};
+  std::atomic<int> working_count_{0};
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::unordered_map<CUstream, std::uint16_t> by_handle_;  // of held streams
   std::vector<std::uint16_t> idle_;

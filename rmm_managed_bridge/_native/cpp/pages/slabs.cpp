@@ -1,0 +1,91 @@
+#include "pages/slabs.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace rmm_bridge {
+
+Block* SlabStore::next(Side side, const SizeClass& size, bool& zeroed) noexcept {
+  std::vector<Span*>& slabs = begun(side);
+  if (slabs.size() <= size.index || slabs[size.index] == nullptr) return nullptr;
+  Span* span = slabs[size.index];
+  zeroed = span->zeroed;
+  Block* block = carve(span);
+  if (span->carved_count == span->block_count) slabs[size.index] = nullptr;
+  return block;
+}
+
+Block* SlabStore::begin(Side side, const SizeClass& size, bool any_size, bool& zeroed) {
+  // Another thread may have begun one since the caller looked: the rest of that would never be handed out.
+  if (Block* block = next(side, size, zeroed); block != nullptr) return block;
+  Span* span = heap(side).take(span_bytes_for(size.bytes));
+  if (span == nullptr && any_size) span = heap(side).take(round_to_granule(size.bytes));
+  if (span == nullptr) return nullptr;
+  try {
+    prepare(span, size);
+  } catch (...) {
+    heap(side).give(span);
+    throw;
+  }
+  if (span->block_count > 1) begun(side)[size.index] = span;
+  zeroed = span->zeroed;
+  return carve(span);
+}
+
+void SlabStore::prepare(Span* span, const SizeClass& size) {
+  const bool large = size.bytes > kLargestSmall;
+  const auto count = large ? 1u : static_cast<std::uint32_t>(span->bytes / size.bytes);
+  std::vector<Span*>& slabs = begun(span->side);
+  if (slabs.size() <= size.index) slabs.resize(size.index + 1, nullptr);
+  if (span->block_capacity < count) {
+    block_tables_.push_back(std::make_unique<Block[]>(count));
+    span->blocks.store(block_tables_.back().get(), std::memory_order_release);
+    span->block_capacity = count;
+  }
+  span->set_block_bytes(size.bytes);
+  span->class_index = size.index;
+  span->carved_count = 0;
+  span->block_count = count;
+  span->state.store(Span::State::blocks, std::memory_order_release);
+}
+
+Block* SlabStore::carve(Span* span) noexcept {
+  const std::uint32_t index = span->carved_count++;
+  Block* block = &span->blocks.load(std::memory_order_relaxed)[index];
+  block->start = span->block_at(index);
+  return block;
+}
+
+std::size_t SlabStore::give_idle(Side side, std::vector<std::vector<Block*>>& bins) noexcept {
+  std::size_t bytes = 0;
+  for (auto& bin : bins) {
+    for (const Block* block : bin) ++pages_.find(block->start)->idle_count;
+    const auto kept = std::partition(bin.begin(), bin.end(), [&](const Block* block) {
+      const Span* span = pages_.find(block->start);
+      return span->idle_count != span->carved_count;
+    });
+    Span* idle = nullptr;  // a list through the spans themselves
+    for (auto it = kept; it != bin.end(); ++it) {
+      Span* span = pages_.find((*it)->start);
+      bytes += span->block_bytes;
+      if ((*it)->start == span->base) span->next_idle = std::exchange(idle, span);
+    }
+    bin.erase(kept, bin.end());
+    for (const Block* block : bin) pages_.find(block->start)->idle_count = 0;
+    while (idle != nullptr) {
+      Span* span = std::exchange(idle, idle->next_idle);
+      Span*& slab = begun(side)[span->class_index];
+      if (slab == span) slab = nullptr;
+      span->idle_count = 0;
+      give(span);
+    }
+  }
+  return bytes;
+}
+
+void SlabStore::take_free_chunks(std::size_t wanted, std::vector<Chunk*>& chunks) {
+  gpu_heap_.take_free_chunks(wanted, chunks);
+  cpu_heap_.take_free_chunks(wanted, chunks);
+}
+
+}  // namespace rmm_bridge

@@ -1,0 +1,72 @@
+// The memory of one pool as blocks: slabs of equal small ones and spans of their own for large ones, of both sides. Knows nothing of
+// streams: what it hands out nothing has touched yet, and what comes back nothing touches any more. Not thread-safe: the pool's
+// lock covers it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pages/page_heap.hpp"
+#include "pages/size_class.hpp"
+#include "pages/span.hpp"
+
+namespace rmm_bridge {
+
+constexpr std::size_t round_to_granule(std::size_t bytes) { return (bytes + kGranule - 1) & ~(kGranule - 1); }
+
+// Eight blocks at least, so that a slab is worth its span; 2 MiB at least, the size of a huge page.
+constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
+  if (block_bytes > kLargestSmall) return block_bytes;
+  return std::max<std::size_t>(std::size_t{2} << 20, round_to_granule(8 * block_bytes));
+}
+
+class SlabStore {
+ public:
+  // `pool` is what its spans say they are of.
+  SlabStore(PageMap& pages, Pool* pool) : pages_(pages), pool_(pool) {}
+
+  // The next block of a slab that has been begun, or null. `zeroed`: its bytes are zero.
+  Block* next(Side side, const SizeClass& size, bool& zeroed) noexcept;
+
+  // The next block of a slab, if need be of a new one, or the one of a new span; null if no free span is large enough. `any_size`: a smaller slab than
+  // usual is better than none. Throws std::bad_alloc and then has changed nothing.
+  Block* begin(Side side, const SizeClass& size, bool any_size, bool& zeroed);
+
+  // The whole span of a large block is free again.
+  void give(Span* span) noexcept {
+    span->zeroed = false;
+    heap(span->side).give(span);
+  }
+
+  // Slabs whose blocks all lie in `bins`, which are by class and of one side, become free spans. Returns their bytes. Needs no
+  // memory: it is what an allocation that failed does next.
+  std::size_t give_idle(Side side, std::vector<std::vector<Block*>>& bins) noexcept;
+
+  // A piece from upstream that the page map has room for. Throws std::bad_alloc and then has changed nothing.
+  void add(Chunk* chunk, bool zeroed) { heap(chunk->side).add_chunk(chunk, pool_, zeroed); }
+
+  // Appends pieces that are free as a whole, up to `wanted` bytes and the one that reaches it, and forgets them: the caller gives
+  // them back. Throws std::bad_alloc, and then those in `chunks` are all that went.
+  void take_free_chunks(std::size_t wanted, std::vector<Chunk*>& chunks);
+
+  std::size_t largest_free_bytes() const noexcept {
+    return std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes());
+  }
+
+ private:
+  PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }
+  std::vector<Span*>& begun(Side side) noexcept { return begun_[static_cast<int>(side)]; }
+  void prepare(Span* span, const SizeClass& size);
+  static Block* carve(Span* span) noexcept;
+
+  PageMap& pages_;
+  Pool* pool_;
+  PageHeap cpu_heap_{pages_, Side::cpu};
+  PageHeap gpu_heap_{pages_, Side::gpu};
+  std::vector<Span*> begun_[2];  // by side and class: the slab whose rest was never handed out
+  std::vector<std::unique_ptr<Block[]>> block_tables_;
+};
+
+}  // namespace rmm_bridge
