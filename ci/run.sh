@@ -68,6 +68,7 @@ step "format" ruff format --check .
 step "types" mypy
 step "stubs" check_stubs
 step "layers" python ci/tools/check_layers.py
+step "includes" python ci/tools/check_includes.py
 step "file length" python ci/tools/check_file_length.py
 step "wheel content" python ci/tools/check_wheel.py "$wheel" --forbid "$root" --forbid "$work"
 echo "== all passed in $SECONDS s"

@@ -5,11 +5,12 @@ Importing this has no effect: no framework is imported and no GPU is touched bef
 
 from typing import TYPE_CHECKING, Any
 
-from rmm_managed_bridge.access import can_access, checked_access, memory_kind, ownership, require_access
 from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy_allocator import numpy_allocator
 from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
+from rmm_managed_bridge.arrays.access import can_access, checked_access, memory_kind, ownership, require_access
+from rmm_managed_bridge.arrays.ipc import ipc_handle
 from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import (
     AccessError,
@@ -22,13 +23,12 @@ from rmm_managed_bridge.errors import (
     InstallError,
     ViewError,
 )
-from rmm_managed_bridge.exports import as_dlpack
 from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
 from rmm_managed_bridge.hints.policy import using_hints
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
-from rmm_managed_bridge.install import Bridge, install, installed, uninstall
-from rmm_managed_bridge.ipc import ipc_handle
-from rmm_managed_bridge.provenance import (
+from rmm_managed_bridge.lifecycle.install import Bridge, install, installed, uninstall
+from rmm_managed_bridge.machine import detect_backend
+from rmm_managed_bridge.overview import (
     allocation_of,
     history,
     peak_scope,
@@ -38,15 +38,19 @@ from rmm_managed_bridge.provenance import (
     stats,
     status,
     synchronize,
-    tag,
     trim,
 )
 from rmm_managed_bridge.records import Allocation, CallSite, Snapshot, Stats, Status
-from rmm_managed_bridge.traits import detect_backend
-from rmm_managed_bridge.views import as_cupy, as_numpy, as_torch, as_warp, owns, record_stream
+from rmm_managed_bridge.tags import tag
+from rmm_managed_bridge.views.common import owns, record_stream
+from rmm_managed_bridge.views.cupy import as_cupy
+from rmm_managed_bridge.views.dlpack import as_dlpack
+from rmm_managed_bridge.views.numpy import as_numpy
+from rmm_managed_bridge.views.torch import as_torch
+from rmm_managed_bridge.views.warp import as_warp
 
 if TYPE_CHECKING:
-    from rmm_managed_bridge.resource import ManagedBridgeResource
+    from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
 
 __version__ = "0.1.0"
 
@@ -117,7 +121,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # RMM is imported with its resource class, and takes 0.3 s; the host backend does without.
     if name == "ManagedBridgeResource":
-        from rmm_managed_bridge.resource import ManagedBridgeResource
+        from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
 
         return ManagedBridgeResource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

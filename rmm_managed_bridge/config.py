@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from rmm_managed_bridge.errors import ConfigError, FrameworkError
+from rmm_managed_bridge.errors import ConfigError, FrameworkError, renamed
+from rmm_managed_bridge.frameworks.registry import HOOKED
 from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
 Backend = Literal["auto", "managed", "system", "host"]
@@ -15,11 +17,11 @@ NumpyScope = Literal["process", "context"]
 BACKENDS = ("auto", "managed", "system", "host")
 TRACKS = ("sites", "counters", "off")
 NUMPY_SCOPES = ("process", "context")
-POOLS = ("on", "off")
+POOLS = ("on", "debug")
+_NONE_OLD: Mapping[str, str] = MappingProxyType({})
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
-FRAMEWORKS = ("numpy", "cupy", "warp", "torch")
 ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
 
@@ -198,8 +200,13 @@ def read_config(
             stated.add(name)
         return value, name
 
-    def choice(name: str, value: object, choices: Sequence[str], default: str) -> str:
+    def choice(
+        name: str, value: object, choices: Sequence[str], default: str, old: Mapping[str, str] = _NONE_OLD
+    ) -> str:
         found, source = given(name, value)
+        if isinstance(found, str) and found in old:
+            renamed(f"{source}={found!r}", f"{source}={old[found]!r}", stacklevel=5)
+            found = old[found]
         if found is None:
             return default
         if not isinstance(found, str) or found not in choices:
@@ -230,7 +237,7 @@ def read_config(
         maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
         maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
         release_threshold=size_or_fraction("release_threshold", release_threshold),
-        pool=choice("pool", pool, POOLS, "on"),
+        pool=choice("pool", pool, POOLS, "on", {"off": "debug"}),
         ordering=choice("ordering", ordering, ORDERINGS, "cautious"),
         capture=choice("capture", capture, CAPTURES, "refuse"),
         on_oom=on_oom,
@@ -252,11 +259,11 @@ def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, Iterable):
-        raise ConfigError(f"{source}={value!r} is not a list of frameworks; write {list(FRAMEWORKS)} or some of them")
+        raise ConfigError(f"{source}={value!r} is not a list of frameworks; write {list(HOOKED)} or some of them")
     names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
     for name in names:
-        if name not in FRAMEWORKS:
-            raise FrameworkError(f"{source}: {name!r} is not a framework the bridge knows; use {', '.join(FRAMEWORKS)}")
+        if name not in HOOKED:
+            raise FrameworkError(f"{source}: {name!r} is not a framework the bridge knows; use {', '.join(HOOKED)}")
     return tuple(dict.fromkeys(names))
 
 

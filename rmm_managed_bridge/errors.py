@@ -4,6 +4,8 @@ Out of memory is not in this family: it stays :class:`MemoryError` (and CuPy's o
 what callers of an allocator catch.
 """
 
+import warnings
+
 __all__ = [
     "AccessError",
     "BackendError",
@@ -51,3 +53,13 @@ class AccessError(BridgeError, RuntimeError):
 
 class ViewError(BridgeError, TypeError):
     """A view without a copy is not possible for this object."""
+
+
+def renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that `old` is spelled `new` now, at the line that is `stacklevel` calls up.
+
+    A `FutureWarning`, which is shown wherever it comes from, since the old spelling ends with the next release: a
+    `DeprecationWarning` is shown for ``__main__`` alone.
+    """
+    text = f"{old} is {new} now; the old spelling goes with the next release"
+    warnings.warn(text, FutureWarning, stacklevel=stacklevel)

@@ -236,7 +236,7 @@ class Stats:
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """How each framework stands: ``"hooked"``, or the reason why not."""
     damaged_blocks: int = 0
-    """With ``pool="off"``: how often a block was found written out of its bounds or after it was freed."""
+    """With ``pool="debug"``: how often a block was found written out of its bounds or after it was freed."""
     hints_done: Mapping[str, int] = field(default_factory=dict)
     """Hints that the driver took, by action."""
     hints_skipped: Mapping[str, int] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import pytest
 
 # `python -m pytest` puts the checkout into sys.path, where the package without its native part hides the installed one.
 _ROOT = Path(__file__).parents[1]
-if not (_ROOT / f"rmm_managed_bridge/_native/core{sysconfig.get_config_var('EXT_SUFFIX')}").exists():
+if not (_ROOT / f"rmm_managed_bridge/_native/pool{sysconfig.get_config_var('EXT_SUFFIX')}").exists():
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != _ROOT]
 
 MANAGED_LIMIT_BYTES = 4 << 30
@@ -94,7 +94,7 @@ def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             monkeypatch.delenv(name)
     before = _live_serials()
     yield
-    install = sys.modules.get("rmm_managed_bridge.install")
+    install = sys.modules.get("rmm_managed_bridge.lifecycle.install")
     if install is None:
         return
     was_installed = install._bridge is not None
@@ -124,18 +124,19 @@ def make_heap(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Return ``make_heap(**options)``: heaps on host memory. They close with the test, which has freed all blocks."""
     from helpers.waiting import eventually
 
-    from rmm_managed_bridge._native import core, ledger
+    from rmm_managed_bridge._native import ledger
+    from rmm_managed_bridge._native import pool as native_pool
 
     heaps: list[Any] = []
 
     def make(**options: Any) -> Any:
-        heaps.append(core.host_heap(**options))
+        heaps.append(native_pool.host_pool(**options))
         return heaps[-1]
 
     yield make
-    left = [each for each in ledger.snapshot().allocations if core.heap_containing(each.ptr) in heaps]
+    left = [each for each in ledger.snapshot().allocations if native_pool.pool_containing(each.ptr) in heaps]
     for allocation in left:
-        core.any_heap().deallocate(allocation.ptr)
+        native_pool.any_pool().deallocate(allocation.ptr)
     for heap in heaps:
         assert eventually(lambda heap=heap: heap.closed or heap.retire()), f"{heap} does not close"
     assert not left or request.node.stash.get(_outcome, "") != "passed", f"the test left blocks, among them: {left[0]}"
@@ -202,7 +203,7 @@ def managed_bytes_limit(request: pytest.FixtureRequest) -> Iterator[ManagedBudge
     """Hold tests that require a GPU to 4 GiB of managed memory: what they ask for, and what their pools really took."""
     budget = ManagedBudget()
     yield budget
-    provenance = sys.modules.get("rmm_managed_bridge.provenance")
+    provenance = sys.modules.get("rmm_managed_bridge.overview")
     if "gpu" in _required(request.node) and provenance is not None:
         reserved = sum(pool.reserved_bytes for pool in provenance.generations() if pool.kind == "managed")
         if reserved > MANAGED_LIMIT_BYTES:

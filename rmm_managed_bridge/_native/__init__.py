@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-if importlib.util.find_spec("rmm_managed_bridge._native.core") is None:
+if importlib.util.find_spec("rmm_managed_bridge._native.pool") is None:
     raise ImportError(
         f"{__path__[0]} holds no native modules for Python {sys.version_info[0]}.{sys.version_info[1]}. If this is a "
         "checkout, it hides the package that 'pip install .' installed: run from another folder, or with 'python -P'. "

@@ -5,24 +5,23 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp cimport bool
 
-from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CHeap, CProcess, CUstream, Refusal
+from rmm_managed_bridge._native.process cimport CPool, CProcess, CUstream, Refusal, process
 
-from rmm_managed_bridge._native import refusals
-from rmm_managed_bridge._native.core import KINDS
+
+from rmm_managed_bridge._native import messages
+from rmm_managed_bridge._native.process import KINDS
 from rmm_managed_bridge.errors import BridgeError
 
 
 cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
-    CHeap* heap_of(CProcess* process, const void* ptr)
+    CPool* pool_of(CProcess* process, const void* ptr)
     bool live_block(CProcess* process, const void* ptr, uintptr_t& start, size_t& size_bytes)
-    int expose_block(CProcess* process, const void* ptr, CUstream stream) except +
+    int record_stream_use(CProcess* process, const void* ptr, CUstream stream) except +
     bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
     bool pointer_attribute(CProcess* process, uintptr_t ptr, int which, int device, uint64_t& value)
     bool reaches_address "rmm_bridge::reaches"(CProcess* process, uintptr_t ptr, int device)
 
-cdef CProcess* process = core.process
 
 
 def block_of(address):
@@ -40,15 +39,15 @@ def block_of(address):
 
 
 def kind_of(uintptr_t ptr):
-    """Return the memory kind of the heap that `ptr` lies in, or None."""
-    cdef CHeap* heap = heap_of(process, <const void*>ptr)
-    return None if heap == NULL else KINDS[heap.kind()]
+    """Return the memory kind of the pool that `ptr` lies in, or None."""
+    cdef CPool* pool = pool_of(process, <const void*>ptr)
+    return None if pool == NULL else KINDS[pool.kind()]
 
 
 def device_of(uintptr_t ptr):
-    """Return the device of the heap that `ptr` lies in (-1 for host), or None."""
-    cdef CHeap* heap = heap_of(process, <const void*>ptr)
-    return None if heap == NULL else heap.device()
+    """Return the device of the pool that `ptr` lies in (-1 for host), or None."""
+    cdef CPool* pool = pool_of(process, <const void*>ptr)
+    return None if pool == NULL else pool.device()
 
 
 def driver_attribute(address, int attribute, int device=-1):
@@ -70,9 +69,9 @@ def reaches(uintptr_t ptr, int device):
     return reaches_address(process, ptr, device)
 
 
-def expose(uintptr_t ptr, uintptr_t stream):
+def record_stream(uintptr_t ptr, uintptr_t stream):
     """Note that work on `stream` may touch the block at `ptr`. Return False if no live block is there."""
-    cdef int result = expose_block(process, <const void*>ptr, <CUstream>stream)
+    cdef int result = record_stream_use(process, <const void*>ptr, <CUstream>stream)
     if result == 3:
         raise BridgeError(
             f"stream {stream:#x} cannot be recorded: it is being captured, and the bridge has not seen it before; make an "
@@ -94,7 +93,7 @@ def order(uintptr_t ptr, uintptr_t stream):
     if not order_block(process, <const void*>ptr, <CUstream>stream, refusal):
         return False
     if refusal == Refusal.unheld_stream:
-        raise refusals.unheld_stream(ptr)
+        raise messages.unheld_stream(ptr)
     if refusal != Refusal.none:
         raise BridgeError(
             f"stream {stream:#x} cannot be ordered after the work on {ptr:#x}: one of the streams is being captured, or "
@@ -106,8 +105,8 @@ def order(uintptr_t ptr, uintptr_t stream):
 def synchronize(uintptr_t ptr):
     """Wait until device work on the block at `ptr` is finished. Releases the GIL while it waits."""
     cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
-    cdef CHeap* heap = heap_of(process, <const void*>ptr)
-    if refusal == Refusal.capturing and heap != NULL and heap.options().device_wait:
+    cdef CPool* pool = pool_of(process, <const void*>ptr)
+    if refusal == Refusal.capturing and pool != NULL and pool.options().device_wait:
         raise BridgeError(
             f"the CPU cannot have the memory at {ptr:#x} now: this device does not share managed memory with the CPU while "
             "it is busy, and waiting for all of it would destroy the capture that is going on; end the capture first"
@@ -118,6 +117,6 @@ def synchronize(uintptr_t ptr):
             "end the capture first"
         )
     if refusal == Refusal.unheld_stream:
-        raise refusals.unheld_stream(ptr)
+        raise messages.unheld_stream(ptr)
     if refusal != Refusal.none:
         raise BridgeError(f"the CUDA driver failed while waiting for the work on {ptr:#x}; look at the kernels before it")

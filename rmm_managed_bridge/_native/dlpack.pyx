@@ -6,7 +6,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
-from rmm_managed_bridge._native cimport core
+from rmm_managed_bridge._native.process cimport process
+
 
 
 cdef struct DLDevice:
@@ -52,11 +53,11 @@ CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 # A consumer may drop a tensor from any thread, without the GIL, and after the interpreter has ended: then it leaks.
 cdef void delete_plain(DLManagedTensor* tensor) noexcept nogil:
-    if core.process.running():
+    if process.running():
         drop(tensor.manager_ctx, tensor)
 
 cdef void delete_versioned(DLManagedTensorVersioned* tensor) noexcept nogil:
-    if core.process.running():
+    if process.running():
         drop(tensor.manager_ctx, tensor)
 
 cdef void drop(void* owner, void* tensor) noexcept with gil:

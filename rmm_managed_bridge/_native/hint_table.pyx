@@ -5,8 +5,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int16_t, uint8_t, uint64_t, uintptr_t
 from libcpp cimport bool
 
-from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CProcess, CUstream, Refusal
+from rmm_managed_bridge._native.process cimport CProcess, CUstream, Refusal, process
+
 
 
 cdef extern from "pool/hint_calls.hpp" namespace "rmm_bridge" nogil:
@@ -42,7 +42,6 @@ NOBODY = ()
 # As `NewBlocks::Outcome` has them: done, or a name of `HintSkip`.
 _OUTCOMES = ("DONE", "HOST", "NOT_MANAGED", "NO_CONCURRENT_ACCESS", "CAPTURING", "LARGER_THAN_DEVICE", "REFUSED")
 
-cdef CProcess* process = core.process
 
 
 cdef uint64_t bits_of(accessors) except? 0:

@@ -9,10 +9,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool
 from libcpp.vector cimport vector
 
-from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CNotice, CProcess, CUsage, Entry, HistoryEvent, HolderKey, Origin
+from rmm_managed_bridge._native.process cimport CProcess, CUsage, CWarning, Entry, HistoryEvent, HolderKey, Origin, origin, process
 
-from rmm_managed_bridge._native.core import KINDS, _frameworks, _tags  # lists that only grow
+
+from rmm_managed_bridge._native.process import KINDS, _frameworks, _tags  # lists that only grow
 from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.records import Allocation, CallSite, Event, History, Holder, Peak, Snapshot, Usage
 
@@ -30,10 +30,9 @@ cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
     void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
 
 ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch", "damage")
-NOTICES = ("quarantine_full", "written_before", "written_behind", "written_after_free")
+WARNINGS = ("quarantine_full", "written_before", "written_behind", "written_after_free")
 NATIVE = CallSite("native", 0, "")
 
-cdef CProcess* process = core.process
 
 
 @cython.final
@@ -47,7 +46,7 @@ cdef class _SiteCache:
         cdef PyObject* code
         cdef int line
         while len(self.sites) <= number:
-            site_parts(core.origin, <uint32_t>len(self.sites), &code, &line)
+            site_parts(origin, <uint32_t>len(self.sites), &code, &line)
             if code == NULL:
                 self.sites.append(NATIVE)
             else:
@@ -149,12 +148,12 @@ def history():
     )
 
 
-def take_notices():
+def take_pending_warnings():
     """Return [(kind, bytes, offset, Event)] of what happened where nothing could be raised, each once."""
-    cdef vector[CNotice] notices = process.notices.take()
+    cdef vector[CWarning] notices = process.warnings.take()
     return [
         (
-            NOTICES[<int>notices[i].kind], notices[i].bytes, notices[i].offset,
+            WARNINGS[<int>notices[i].kind], notices[i].bytes, notices[i].offset,
             _event("damage", notices[i].who, notices[i].entry, 0),
         )
         for i in range(notices.size())
@@ -168,7 +167,7 @@ def set_history(size_t limit, bint every_event):
 
 
 def current_bytes():
-    """Return the live bytes of all heaps."""
+    """Return the live bytes of all pools."""
     return process.ledger.current_bytes()
 
 
@@ -177,7 +176,7 @@ def counters():
     return (
         process.ledger.current_bytes(), process.ledger.peak_bytes(), process.foreign_free_count(),
         process.size_mismatch_count(), process.failure_count(), process.ledger.overhead_bytes(),
-        process.notices.damaged_count(),
+        process.warnings.damaged_count(),
     )
 
 

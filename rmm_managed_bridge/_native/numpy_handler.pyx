@@ -8,17 +8,14 @@ from libc.stdint cimport uint8_t, uintptr_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy, strcmp, strcpy
 
-from rmm_managed_bridge._native cimport core
-from rmm_managed_bridge._native.core cimport CHeap, CProcess, Origin, Refusal
 
 cimport numpy as cnp
 
+from rmm_managed_bridge._native.pool cimport Pool, failure
+from rmm_managed_bridge._native.process cimport AtomicPool, CPool, CProcess, Origin, Refusal, framework_number, origin, process
+
 
 cdef extern from "entry/numpy.hpp" namespace "rmm_bridge" nogil:
-    cdef cppclass AtomicHeap "std::atomic<rmm_bridge::Heap*>":
-        void store(CHeap* heap)
-        CHeap* load()
-
     cdef cppclass AtomicSize "std::atomic<std::size_t>":
         void store(size_t size)
         size_t load()
@@ -31,11 +28,11 @@ cdef extern from "entry/numpy.hpp" namespace "rmm_bridge" nogil:
         void (*free)(void*, void*, size_t) noexcept
         bint numpys_own
 
-    cdef cppclass NumpyGuest "rmm_bridge::PythonGuest":
+    cdef cppclass NumpyState "rmm_bridge::NumpyPythonState":
         CProcess* process
         Origin* origin
         uint8_t framework
-        AtomicHeap heap
+        AtomicPool pool
         AtomicSize least_bytes
         PlainMemory plain
 
@@ -45,7 +42,7 @@ cdef extern from "entry/numpy.hpp" namespace "rmm_bridge" nogil:
     void numpy_free(void* context, void* ptr, size_t size_bytes) noexcept
 
     cdef cppclass RefusedRequest:
-        CHeap* heap
+        CPool* pool
         size_t bytes
         Refusal refusal
 
@@ -76,25 +73,25 @@ cdef const char* CAPSULE_NAME = "mem_handler"
 
 
 cdef class NumpyHandler:
-    """One handler over one heap at a time. It is never freed: arrays call it for as long as they live."""
+    """One handler over one pool at a time. It is never freed: arrays call it for as long as they live."""
 
-    cdef NumpyGuest* guest
+    cdef NumpyState* state
     cdef PyDataMem_Handler* handler
     cdef readonly object capsule
 
     def __cinit__(self):
         # Neither is ever deleted, and the extra reference keeps the capsule: an array's free comes through them after
         # everything else here may be gone.
-        self.guest = new NumpyGuest()
-        self.guest.process = core.process
-        self.guest.origin = core.origin
-        self.guest.framework = core.framework_number("numpy")
+        self.state = new NumpyState()
+        self.state.process = process
+        self.state.origin = origin
+        self.state.framework = framework_number("numpy")
         self.handler = <PyDataMem_Handler*>calloc(1, sizeof(PyDataMem_Handler))
         if self.handler == NULL:
             raise MemoryError
         strcpy(self.handler.name, "rmm_managed_bridge")
         self.handler.version = 1
-        self.handler.allocator.ctx = self.guest
+        self.handler.allocator.ctx = self.state
         self.handler.allocator.malloc = numpy_malloc
         self.handler.allocator.calloc = numpy_calloc
         self.handler.allocator.realloc = numpy_realloc
@@ -102,31 +99,31 @@ cdef class NumpyHandler:
         self.capsule = PyCapsule_New(self.handler, CAPSULE_NAME, NULL)
         _immortal.append(self.capsule)
 
-    def use(self, core.Heap heap, size_t least_bytes=0):
-        """New blocks of `least_bytes` or more come from `heap`; from plain memory if it is None."""
-        self.guest.least_bytes.store(least_bytes)
-        self.guest.heap.store(<CHeap*>NULL if heap is None else heap.c_heap)
+    def use(self, Pool pool, size_t least_bytes=0):
+        """New blocks of `least_bytes` or more come from `pool`; from plain memory if it is None."""
+        self.state.least_bytes.store(least_bytes)
+        self.state.pool.store(<CPool*>NULL if pool is None else pool.c_pool)
 
     @property
     def active(self):
-        """True while new blocks come from a heap."""
-        return self.guest.heap.load() != NULL
+        """True while new blocks come from a pool."""
+        return self.state.pool.load() != NULL
 
     def malloc(self, size_t size_bytes):
         """Call the handler's malloc and return the address, for tests of the entry point; 0 if it failed."""
-        return <uintptr_t>numpy_malloc(self.guest, size_bytes)
+        return <uintptr_t>numpy_malloc(self.state, size_bytes)
 
     def calloc(self, size_t count, size_t each):
         """Call the handler's calloc, likewise."""
-        return <uintptr_t>numpy_calloc(self.guest, count, each)
+        return <uintptr_t>numpy_calloc(self.state, count, each)
 
     def realloc(self, uintptr_t ptr, size_t size_bytes):
         """Call the handler's realloc, likewise."""
-        return <uintptr_t>numpy_realloc(self.guest, <void*>ptr, size_bytes)
+        return <uintptr_t>numpy_realloc(self.state, <void*>ptr, size_bytes)
 
     def free(self, uintptr_t ptr, size_t size_bytes=0):
         """Call the handler's free, likewise."""
-        numpy_free(self.guest, <void*>ptr, size_bytes)
+        numpy_free(self.state, <void*>ptr, size_bytes)
 
 
 cdef class DefaultHandler(NumpyHandler):
@@ -148,12 +145,12 @@ cdef class DefaultHandler(NumpyHandler):
         memcpy(self.resting, self.handler, sizeof(PyDataMem_Handler))
         memcpy(self.resting.name, theirs.name, sizeof(theirs.name))
         self.resting.version = theirs.version
-        self.guest.plain.context = theirs.allocator.ctx
-        self.guest.plain.malloc = theirs.allocator.malloc
-        self.guest.plain.calloc = theirs.allocator.calloc
-        self.guest.plain.realloc = theirs.allocator.realloc
-        self.guest.plain.free = theirs.allocator.free
-        self.guest.plain.numpys_own = strcmp(theirs.name, "default_allocator") == 0
+        self.state.plain.context = theirs.allocator.ctx
+        self.state.plain.malloc = theirs.allocator.malloc
+        self.state.plain.calloc = theirs.allocator.calloc
+        self.state.plain.realloc = theirs.allocator.realloc
+        self.state.plain.free = theirs.allocator.free
+        self.state.plain.numpys_own = strcmp(theirs.name, "default_allocator") == 0
         self.point_at(self.resting)
 
     cdef PyDataMem_Handler* pointer(self) except NULL:
@@ -162,11 +159,11 @@ cdef class DefaultHandler(NumpyHandler):
     cdef int point_at(self, PyDataMem_Handler* handler) except -1:
         return PyCapsule_SetPointer(self.capsule, handler)
 
-    def use(self, core.Heap heap, size_t least_bytes=0):
+    def use(self, Pool pool, size_t least_bytes=0):
         """As in `NumpyHandler`, for every thread and context without a handler of its own."""
-        NumpyHandler.use(self, heap, least_bytes)
+        NumpyHandler.use(self, pool, least_bytes)
         if self.taken_over:
-            self.point_at(self.resting if heap is None else self.handler)
+            self.point_at(self.resting if pool is None else self.handler)
 
     @property
     def taken_over(self):
@@ -179,7 +176,7 @@ _default = None
 
 
 def default_handler():
-    """Return the one `DefaultHandler`. The first call takes over NumPy's own, at first without a heap."""
+    """Return the one `DefaultHandler`. The first call takes over NumPy's own, at first without a pool."""
     global _default
     if _default is None:
         _default = DefaultHandler()
@@ -187,11 +184,11 @@ def default_handler():
 
 
 def take_refusal():
-    """Return (size in bytes, error) of this thread's newest request that a heap refused, once; None if there is none."""
+    """Return (size in bytes, error) of this thread's newest request that a pool refused, once; None if there is none."""
     cdef RefusedRequest refused = take_refused_request()
-    if refused.heap == NULL:
+    if refused.pool == NULL:
         return None
-    return refused.bytes, core.failure(refused.heap, refused.refusal, refused.bytes, 0)
+    return refused.bytes, failure(refused.pool, refused.refusal, refused.bytes, 0)
 
 
 def current():

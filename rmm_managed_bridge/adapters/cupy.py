@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import core, framework_entry
+from rmm_managed_bridge._native import cupy_entry
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.arrays.ipc import ExportGuard
 from rmm_managed_bridge.errors import FrameworkError, InstallError
+from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints import handovers
-from rmm_managed_bridge.ipc import ExportGuard
 
 
 class CupyAdapter:
@@ -14,7 +15,7 @@ class CupyAdapter:
 
     name = "cupy"
 
-    def __init__(self, heaps: dict[int, core.Heap]) -> None:
+    def __init__(self, heaps: dict[int, native_pool.Pool]) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -54,7 +55,7 @@ class CupyAdapter:
             guest.use(device, None)
         return None
 
-    def move(self, heaps: dict[int, core.Heap]) -> None:
+    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
         """From now on allocate from other heaps."""
         self._heaps = heaps
         guest, _ = _allocator()
@@ -62,18 +63,18 @@ class CupyAdapter:
             guest.use(device, heap)
 
 
-_guest: framework_entry.CupyGuest | None = None
+_guest: cupy_entry.CupyEntry | None = None
 _c_allocator: Any = None
 
 
-def _allocator() -> tuple[framework_entry.CupyGuest, Any]:
+def _allocator() -> tuple[cupy_entry.CupyEntry, Any]:
     """Return the one guest and CuPy allocator of this process, made at the first use."""
     global _guest, _c_allocator
     if _guest is None:
         import cupy
         from cupy_backends.cuda import stream as backend_stream
 
-        guest = framework_entry.CupyGuest(_ask_stream, _hold_stream, _refuse)
+        guest = cupy_entry.CupyEntry(_ask_stream, _hold_stream, _refuse)
         guest.tell(handovers.allocated)
         # Private, but a Python call for each block costs more than the allocation; its signature is checked.
         capsule = getattr(backend_stream, "__pyx_capi__", {}).get("get_current_stream_ptr")
@@ -108,7 +109,7 @@ def cupy_allocator(size_bytes: int) -> Any:
 
     device = cupy.cuda.runtime.getDevice()
     if not guest.serves(device):
-        guest.use(device, core.heap_serving(device))
+        guest.use(device, native_pool.pool_serving(device))
     return allocator.malloc(size_bytes)
 
 
@@ -122,19 +123,19 @@ def _hold_stream(handle: int, device: int) -> None:
     import cupy
 
     stream = cupy.cuda.get_current_stream(device)
-    if int(stream.ptr) != handle or not streams.owns_its_stream(stream):
+    if int(stream.ptr) != handle or not registry.keeps_stream(stream):
         return
-    for heap in core.heaps():
+    for heap in native_pool.pools():
         if heap.device == device:
-            heap.adopt(handle, stream)
+            heap.hold(handle, stream)
 
 
 def _refuse(handle: int, refusal: int, size_bytes: int, device: int) -> None:
     """Raise what CuPy's users catch, with what the bridge knows."""
     import cupy
 
-    heap = core.heap_serving(device)
-    error = framework_entry.failure_of(heap, refusal, size_bytes, handle)
+    heap = native_pool.pool_serving(device)
+    error = native_pool.failure_of(heap, refusal, size_bytes, handle)
     if isinstance(error, MemoryError):
         wrapped = cupy.cuda.memory.OutOfMemoryError(size_bytes, heap.live_bytes)
         wrapped.args = error.args

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rmm_managed_bridge._native import blocks, core, numpy_handler
+from rmm_managed_bridge._native import blocks, numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.adapters.numpy_errors import MemoryNotes
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE
 from rmm_managed_bridge.errors import FrameworkError
-from rmm_managed_bridge.layout import HOST_ACCESSIBLE
-from rmm_managed_bridge.memory_notes import MemoryNotes
 
 OLDEST = (2, 1)
 
@@ -24,7 +25,7 @@ class NumpyAdapter:
 
     name = "numpy"
 
-    def __init__(self, heap: core.Heap, least_bytes: int = 0, scope: str = "context") -> None:
+    def __init__(self, heap: native_pool.Pool, least_bytes: int = 0, scope: str = "context") -> None:
         version = tuple(int(part) for part in np.__version__.split(".")[:2])
         if version < OLDEST:
             raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
@@ -108,7 +109,7 @@ class NumpyAdapter:
         before = numpy_handler.set_current(self._handler.capsule)
         return lambda: self._leave(before)
 
-    def move(self, heap: core.Heap) -> None:
+    def move(self, heap: native_pool.Pool) -> None:
         """From now on allocate from another heap."""
         self._heap = heap
         self._handler.use(heap, self._least_bytes)

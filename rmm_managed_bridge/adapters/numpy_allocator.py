@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE
 from rmm_managed_bridge.errors import ConfigError, InstallError
-from rmm_managed_bridge.layout import HOST_ACCESSIBLE
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -173,26 +174,26 @@ _outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVa
 )
 _handlers: dict[int, numpy_handler.NumpyHandler] = {}
 """By generation of the heap. A handler lives as long as the process: there is one for each heap, not for each use."""
-_own_heap: core.Heap | None = None
+_own_heap: native_pool.Pool | None = None
 """Host memory for where no pool of it serves. Nobody installed it, so it never stands for the pool that serves."""
 
 
-def _handler_for(heap: core.Heap) -> numpy_handler.NumpyHandler:
-    handler = _handlers.get(heap.generation)
+def _handler_for(heap: native_pool.Pool) -> numpy_handler.NumpyHandler:
+    handler = _handlers.get(heap.number)
     if handler is None:
-        handler = _handlers[heap.generation] = numpy_handler.NumpyHandler()
+        handler = _handlers[heap.number] = numpy_handler.NumpyHandler()
         handler.use(heap)
     return handler
 
 
-def _heap_for(kind: str | None) -> core.Heap:
+def _heap_for(kind: str | None) -> native_pool.Pool:
     global _own_heap
-    for heap in reversed(core.heaps()):
+    for heap in reversed(native_pool.pools()):
         if heap is not _own_heap and not heap.retired and heap.kind in HOST_ACCESSIBLE and kind in (None, heap.kind):
             return heap
     if kind == "host":
         if _own_heap is None:
-            _own_heap = core.host_heap()
+            _own_heap = native_pool.host_pool()
         return _own_heap
     cure = "call install() first, or make a ManagedBridgeResource and keep it"
     if kind == "system":

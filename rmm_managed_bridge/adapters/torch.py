@@ -7,10 +7,12 @@ the life of the process, and only the pools behind it change.
 from collections.abc import Mapping
 from typing import Any
 
-from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import core, framework_entry, library_path
+from rmm_managed_bridge._native import library_path, torch_entry
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.arrays.ipc import guard_torch
 from rmm_managed_bridge.errors import FrameworkError
-from rmm_managed_bridge.ipc import guard_torch
+from rmm_managed_bridge.frameworks import torch as frameworks_torch
 
 
 class TorchAdapter:
@@ -26,7 +28,7 @@ class TorchAdapter:
 
     name = "torch"
 
-    def __init__(self, heaps: dict[int, core.Heap], resources: Mapping[int, Any]) -> None:
+    def __init__(self, heaps: dict[int, native_pool.Pool], resources: Mapping[int, Any]) -> None:
         torch = _import_torch()
         if not heaps or not torch.cuda.is_available():
             raise FrameworkError(
@@ -61,7 +63,7 @@ class TorchAdapter:
             "called again"
         )
 
-    def move(self, heaps: dict[int, core.Heap]) -> None:
+    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
         """From now on allocate from other heaps."""
         global _kept
         self._heaps = heaps
@@ -69,7 +71,7 @@ class TorchAdapter:
         _kept = dict(self._resources)
 
 
-def serve(heaps: Mapping[int, core.Heap]) -> None:
+def serve(heaps: Mapping[int, native_pool.Pool]) -> None:
     """Let PyTorch's allocator and memory pools, if there are any, allocate from these heaps from now on."""
     if _guest is not None:
         for device, heap in heaps.items():
@@ -106,7 +108,7 @@ def torch_mempool() -> Any:
     device = int(torch.cuda.current_device())
     guest = _the_guest()
     if not guest.serves(device):
-        guest.use(device, core.heap_serving(device))
+        guest.use(device, native_pool.pool_serving(device))
     if device not in _pools:
         # Kept for ever: PyTorch frees a pool's memory with the pool, whatever tensors are left in it.
         _pools[device] = torch.cuda.MemPool(_allocator("bridge_torch_pool_malloc").allocator())
@@ -114,7 +116,7 @@ def torch_mempool() -> Any:
     return _pools[device]
 
 
-_guest: framework_entry.TorchGuest | None = None
+_guest: torch_entry.TorchEntry | None = None
 _is_current = False
 """Whether PyTorch has our allocator, which it has for ever then."""
 _kept: dict[int, Any] = {}
@@ -132,10 +134,10 @@ def _import_torch() -> Any:
     return torch
 
 
-def _the_guest() -> framework_entry.TorchGuest:
+def _the_guest() -> torch_entry.TorchEntry:
     global _guest
     if _guest is None:
-        _guest = framework_entry.TorchGuest(_hold_stream)
+        _guest = torch_entry.TorchEntry(_hold_stream)
     return _guest
 
 
@@ -152,9 +154,9 @@ def _allocator(malloc: str) -> Any:
 
 def _hold_stream(handle: int, device: int) -> None:
     """Hold a stream that tensors were made on, if it is one of PyTorch's own and not one that came from outside."""
-    if core.phase() != "running":
+    if native_process.phase() != "running":
         return
-    own = streams.torch_streams(device).get(handle)
-    for heap in core.heaps():
+    own = frameworks_torch.own_streams(device).get(handle)
+    for heap in native_pool.pools():
         if heap.device == device and own is not None:
-            heap.adopt(handle, own)
+            heap.hold(handle, own)

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rmm_managed_bridge import streams
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.arrays.ipc import ExportGuard
 from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints import handovers, policy
-from rmm_managed_bridge.ipc import ExportGuard
 
 
 class WarpAllocator:
@@ -25,8 +26,8 @@ class WarpAllocator:
 
     deallocate_requires_context_guard = False
 
-    def __init__(self, heaps: dict[int, core.Heap] | None = None) -> None:
-        self._heaps: dict[int, core.Heap] = dict(heaps or {})
+    def __init__(self, heaps: dict[int, native_pool.Pool] | None = None) -> None:
+        self._heaps: dict[int, native_pool.Pool] = dict(heaps or {})
         self._devices: dict[int, Any] = {}
 
     @property
@@ -47,10 +48,10 @@ class WarpAllocator:
         BridgeError
             If Warp's stream is being captured. The capture stays valid.
         """
-        number = core.current_device()
+        number = native_process.current_device()
         heap = self._heaps.get(number)
         if heap is None or heap.retired:
-            heap = self._heaps[number] = core.heap_serving(number)
+            heap = self._heaps[number] = native_pool.pool_serving(number)
         device = self._devices.get(number)
         if device is None:
             import warp
@@ -60,7 +61,7 @@ class WarpAllocator:
         # stream, which stands in, comes after their work, and they after its.
         stream = device.stream
         handle = 0 if stream is None else stream.cuda_stream or 0
-        owner = stream if streams.owns_its_stream(stream) else None
+        owner = stream if registry.keeps_stream(stream) else None
         ptr = heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
         if ptr and policy.wants_to_know(size_in_bytes):
             handovers.allocated(ptr, size_in_bytes, handle)
@@ -68,14 +69,14 @@ class WarpAllocator:
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""
-        heap = core.any_heap()
+        heap = native_pool.any_pool()
         if heap is not None:
             heap.deallocate(ptr, size_in_bytes, framework="warp")
 
     def __repr__(self) -> str:
         return f"WarpAllocator({', '.join(f'cuda:{number}: {heap!r}' for number, heap in self._heaps.items())})"
 
-    def move(self, heaps: dict[int, core.Heap]) -> None:
+    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
         """From now on allocate from other heaps."""
         self._heaps = dict(heaps)
 
@@ -85,7 +86,7 @@ class WarpAdapter:
 
     name = "warp"
 
-    def __init__(self, heaps: dict[int, core.Heap]) -> None:
+    def __init__(self, heaps: dict[int, native_pool.Pool]) -> None:
         try:
             import warp
         except ImportError as error:
@@ -127,6 +128,6 @@ class WarpAdapter:
         self._before.clear()
         return f"Warp's allocator on {', '.join(kept)} was changed since and was left as it is" if kept else None
 
-    def move(self, heaps: dict[int, core.Heap]) -> None:
+    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
         """From now on allocate from other heaps."""
         self._allocator.move(heaps)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmm_managed_bridge.cli.demo import demo
+from rmm_managed_bridge.cli.demo.command import demo
 from rmm_managed_bridge.cli.info import info
 from rmm_managed_bridge.errors import BridgeError
 

@@ -4,15 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmm_managed_bridge import streams, traits
-from rmm_managed_bridge._native import blocks, core, hint_table
+from rmm_managed_bridge import machine
+from rmm_managed_bridge._native import blocks, hint_table
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge._native.hint_table import CPU, NOBODY, PREFERRED, READ_MOSTLY
+from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge.arrays.stream_use import hold, note_use
 from rmm_managed_bridge.errors import BridgeError, ConfigError
+from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints import driver, pages
 from rmm_managed_bridge.hints.driver import DriverRefusedError, NoLibraryError, Range
 from rmm_managed_bridge.hints.results import HintResult, HintSkip
 from rmm_managed_bridge.hints.targets import Target, state_of, user_of
-from rmm_managed_bridge.loans import hold, note_use
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def discard(target: Target) -> HintResult:
         reason = HintSkip.HOLES
     if reason is None and low == high:
         reason = HintSkip.LESS_THAN_A_PAGE
-    user = streams.stream_of(target.source, target.device) if reason is None else None
+    user = registry.stream_of(target.source, target.device) if reason is None else None
     if reason is None and user is not None:
         reason = state_of(target, streams.stream_handle(user))
     if reason is not None:
@@ -141,12 +144,12 @@ def _own_stream(device: int, calls: driver.HintDriver) -> driver.OwnStream:
 def _why_not_to(place: int, size_bytes: int) -> HintSkip | None:
     if place == CPU:
         return None
-    count = core.load_driver()[0]
+    count = native_process.load_driver()[0]
     if place >= count:
         raise ConfigError(f"device {place} does not exist; there are {count}")
-    if not traits.device_traits(place).concurrent_managed_access:
+    if not machine.device_traits(place).concurrent_managed_access:
         return HintSkip.NO_CONCURRENT_ACCESS
-    return HintSkip.LARGER_THAN_DEVICE if size_bytes > core.memory_bytes(place) > 0 else None
+    return HintSkip.LARGER_THAN_DEVICE if size_bytes > native_process.memory_bytes(place) > 0 else None
 
 
 def _steps(target: Target, advice: Advice) -> Iterator[tuple[str, int, int, tuple[int, ...]]]:

@@ -4,11 +4,11 @@ import enum
 from collections.abc import Iterable
 from typing import Any, Final
 
-from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import hint_table
+from rmm_managed_bridge.arrays import streams
 from rmm_managed_bridge.errors import BridgeError
-from rmm_managed_bridge.hints import act, driver, pages, tally
-from rmm_managed_bridge.hints.places import name_of, place_of
+from rmm_managed_bridge.hints import act, counters, driver, pages
+from rmm_managed_bridge.hints.locations import name_of, place_of
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
 from rmm_managed_bridge.hints.targets import target_of, targets_of
 
@@ -194,7 +194,7 @@ def _places(value: Any, name: str) -> tuple[int, ...]:
 def _conclude(action: str, results: list[HintResult], several: bool, strict: bool) -> HintResult:
     """Count each result, and make one of them."""
     for each in results:
-        tally.count(each)
+        counters.count(each)
     if not several:
         (result,) = results
     else:

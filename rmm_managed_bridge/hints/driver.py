@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rmm_managed_bridge._native.hint_table import CPU, NOWHERE
 from rmm_managed_bridge.errors import BridgeError
-from rmm_managed_bridge.streams import LEGACY
+from rmm_managed_bridge.frameworks.registry import LEGACY
 
 Range = tuple[int, int]
 """(start, end) in whole pages."""

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from rmm_managed_bridge import streams
 from rmm_managed_bridge._native import blocks, hint_table
 from rmm_managed_bridge._native.hint_table import CPU, NOWHERE, PREFERRED, READ_MOSTLY
+from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge.arrays.stream_use import hold
 from rmm_managed_bridge.errors import BridgeError
-from rmm_managed_bridge.hints import act, policy, tally
+from rmm_managed_bridge.hints import act, counters, policy
 from rmm_managed_bridge.hints.act import Advice
 from rmm_managed_bridge.hints.targets import Target, user_of
-from rmm_managed_bridge.loans import hold
 
 # Prefetching home moves whole arrays at 9.5 to 12 GB/s, faults move what is touched at 3.4 (docs/design/measured.md).
 # Below this size the difference is under a millisecond, and reading a few elements is more likely.
@@ -28,12 +28,12 @@ def to_device(x: Any, low: int, size_bytes: int, device: int, stream: int) -> No
     if hints.placement == "host":
         # Once for each block: the advice lasts as long as it does.
         if not (advice & PREFERRED and device in accessors):
-            tally.count(act.advise(target, Advice(preferred=((CPU,),), accessed_by=((device,),))))
+            counters.count(act.advise(target, Advice(preferred=((CPU,),), accessed_by=((device,),))))
         return
     if hints.placement == "read_mostly" and not advice & READ_MOSTLY:
-        tally.count(act.advise(target, Advice(read_mostly=True)))
+        counters.count(act.advise(target, Advice(read_mostly=True)))
     (result,) = act.prefetch([target], device, stream)
-    tally.count(result)
+    counters.count(result)
 
 
 def to_host(x: Any, low: int, size_bytes: int) -> None:
@@ -47,7 +47,7 @@ def to_host(x: Any, low: int, size_bytes: int) -> None:
     target = Target(x, low, size_bytes, True)
     reason = target.refusal()
     if reason is not None:
-        tally.count(act.skipped("prefetch", target, reason))
+        counters.count(act.skipped("prefetch", target, reason))
         return
     user = user_of(target)
     handle = streams.stream_handle(user)
@@ -57,7 +57,7 @@ def to_host(x: Any, low: int, size_bytes: int) -> None:
     except BridgeError:
         return  # a stream of the block is being captured: the wait that follows says so
     (result,) = act.prefetch([target], CPU, handle)
-    tally.count(result)
+    counters.count(result)
 
 
 def allocated(ptr: int, size_bytes: int, stream: int) -> None:
@@ -67,4 +67,4 @@ def allocated(ptr: int, size_bytes: int, stream: int) -> None:
         return
     target = Target(ptr, ptr, size_bytes, True)
     (result,) = act.prefetch([target], target.device, stream)
-    tally.count(result)
+    counters.count(result)

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from rmm_managed_bridge import streams, traits
-from rmm_managed_bridge._native import blocks, core, hint_table
-from rmm_managed_bridge.address import address_of, extent_of, is_dense
+from rmm_managed_bridge import machine
+from rmm_managed_bridge._native import blocks, hint_table
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.arrays.address import address_of, extent_of, is_dense
 from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints.results import HintSkip
 
 
@@ -29,7 +31,7 @@ class Target:
 
     def refusal(self) -> HintSkip | None:
         """Return why no hint can be given on this memory. Asks the driver at most for what the device can do."""
-        if core.phase() != "running":
+        if native_process.phase() != "running":
             return HintSkip.ENDED
         if self.size_bytes == 0:
             return HintSkip.EMPTY
@@ -41,7 +43,7 @@ class Target:
             return HintSkip.HOST
         if kind != "managed" or self.device < 0:
             return HintSkip.NOT_MANAGED
-        return None if traits.device_traits(self.device).concurrent_managed_access else HintSkip.NO_CONCURRENT_ACCESS
+        return None if machine.device_traits(self.device).concurrent_managed_access else HintSkip.NO_CONCURRENT_ACCESS
 
 
 def targets_of(x: Any) -> tuple[list[Target], bool]:
@@ -78,8 +80,8 @@ def user_of(target: Target) -> Any:
     For NumPy arrays and addresses it is the stream of a framework that may use them: CuPy's current one if CuPy is
     imported, else Warp's, else the legacy stream.
     """
-    found = streams.stream_of(target.source, target.device)
-    return streams.ambient_stream(target.device) if found is None else found
+    found = registry.stream_of(target.source, target.device)
+    return registry.ambient_stream(target.device) if found is None else found
 
 
 def state_of(target: Target, stream: int) -> HintSkip | None:

@@ -11,7 +11,8 @@ from helpers import stub_cupy, stub_pools
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, framework_entry
+from rmm_managed_bridge._native import cupy_entry
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 BOTH = ["numpy", "cupy"]
@@ -185,7 +186,7 @@ def test_an_array_without_bytes_takes_none_and_leaves_no_record(cupy: Any) -> No
 
 @pytest.mark.behaviour("S3")
 def test_the_entry_points_take_no_bytes_and_null_pointers(host_heap: Any) -> None:
-    guest = framework_entry.CupyGuest(lambda device: 0, lambda handle, device: None, lambda *_: None)
+    guest = cupy_entry.CupyEntry(lambda device: 0, lambda handle, device: None, lambda *_: None)
     guest.use(1, host_heap)
     before = bridge.stats()
     assert guest.malloc(0, 1) == 0
@@ -219,7 +220,7 @@ def test_the_allocator_alone_leaves_a_retired_pool_that_still_has_blocks(
     old.retire()
     new = make_heap(device=0)
     block = bridge.cupy_allocator(MIB)
-    where = core.heap_containing(block.ptr)
+    where = native_pool.pool_containing(block.ptr)
     del kept, block
     assert where is new
     assert eventually(lambda: old.closed), "the bridge's own thread closes it"

@@ -14,7 +14,7 @@ from helpers import stub_pools, stub_torch
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import numpy_handler
-from rmm_managed_bridge.ipc import ExportGuard
+from rmm_managed_bridge.arrays.ipc import ExportGuard
 
 pytestmark = pytest.mark.behaviour("D6")
 

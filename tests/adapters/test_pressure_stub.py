@@ -10,7 +10,9 @@ from helpers import c_caller, stub_cupy, stub_pools, stub_torch, stub_warp
 from helpers.programs import recorded_events
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, framework_entry, numpy_handler, pressure
+from rmm_managed_bridge._native import cupy_entry, numpy_handler, pressure
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import PoolSettings
 
 MIB = 1 << 20
@@ -29,7 +31,7 @@ def framework(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     stub_pools.put_in_place(monkeypatch)
     if name == "cupy":
         return stub_cupy.put_in_place(monkeypatch)
-    monkeypatch.setattr(core, "current_device", lambda: 0)
+    monkeypatch.setattr(native_process, "current_device", lambda: 0)
     return stub_warp.put_in_place(monkeypatch, 1)
 
 
@@ -139,14 +141,14 @@ def test_an_exception_that_is_on_its_way_outlives_the_collection(
             self.heap.deallocate(self.ptr)
 
     heap = make_heap(device=0, settings=PoolSettings(limit_bytes=64 * MIB))
-    guest = framework_entry.CupyGuest(*[lambda *arguments: pytest.fail(f"called with {arguments}")] * 3)
+    guest = cupy_entry.CupyEntry(*[lambda *arguments: pytest.fail(f"called with {arguments}")] * 3)
     assert guest.use_stream_function(c_caller.stream_function(tmp_path, b"intptr_t (void)"))
     guest.use(0, heap)
     context, malloc, _ = guest.addresses
     Cycle(Block(heap))
     ptr, pending = c_caller.allocate_with_error_set(tmp_path, malloc, context, 40 * MIB, device=0)
     assert collections == ["collect"]
-    assert core.heap_containing(ptr) is heap
+    assert native_pool.pool_containing(ptr) is heap
     assert (type(pending), str(pending)) == (KeyError, "'on its way'")
     guest.free(ptr, 0)
 

@@ -17,8 +17,10 @@ from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.adapters import torch as adapter
+from rmm_managed_bridge.arrays.streams import stream_handle
 from rmm_managed_bridge.config import PoolSettings
-from rmm_managed_bridge.loans import keeps_its_stream
+from rmm_managed_bridge.frameworks import torch as frameworks_torch
+from rmm_managed_bridge.frameworks.registry import keeps_stream
 
 MIB = 1 << 20
 BOTH = ["torch", "numpy"]
@@ -251,8 +253,10 @@ def test_streams_of_torchs_own_are_held_and_others_are_not(
 ) -> None:
     heap = make_heap(device=1)
     held: list[int] = []
-    monkeypatch.setattr(adapter.core, "heaps", lambda: [_Recorder(heap, held), _Recorder(make_heap(device=0), held)])
-    own = adapter.streams.torch_streams(1)
+    monkeypatch.setattr(
+        adapter.native_pool, "pools", lambda: [_Recorder(heap, held), _Recorder(make_heap(device=0), held)]
+    )
+    own = frameworks_torch.own_streams(1)
     assert sorted(own) == [*range(1900, 1904), *range(2000, 2004)]
     adapter._hold_stream(2001, 1)
     adapter._hold_stream(1903, 1)
@@ -265,8 +269,8 @@ def test_a_stream_whose_id_is_its_handle_came_from_outside() -> None:
     for stream_id, handle, expected in ((35, 0x5000, True), (0x5000, 0x5000, False)):
         stream = kind()
         stream.stream_id, stream.cuda_stream = stream_id, handle
-        assert adapter.streams.owns_its_stream(stream) is expected
-        assert adapter.streams.stream_handle(stream) == handle
+        assert keeps_stream(stream) is expected
+        assert stream_handle(stream) == handle
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ def test_only_what_is_known_to_keep_its_stream_alive_counts_as_its_owner(
 ) -> None:
     """The handle of one that does not could come back as another stream's while the object is held."""
     stream = type(kind, (), {"__module__": f"{root}.streams", **attributes})()
-    assert adapter.streams.owns_its_stream(stream) is expected
+    assert keeps_stream(stream) is expected
 
 
 def test_a_stream_of_rmms_is_as_good_as_what_it_wraps() -> None:
@@ -297,16 +301,16 @@ def test_a_stream_of_rmms_is_as_good_as_what_it_wraps() -> None:
         kind: Stream(type(kind, (), {"__module__": "cupy.cuda.stream", "__cuda_stream__": lambda self: (0, 0x5000)})())
         for kind in ("Stream", "ExternalStream")
     }
-    assert [keeps_its_stream(stream) for stream in wrapped.values()] == [True, False]
-    assert not keeps_its_stream(DEFAULT_STREAM)
-    assert not keeps_its_stream(0x5000)
+    assert [keeps_stream(stream) for stream in wrapped.values()] == [True, False]
+    assert not keeps_stream(DEFAULT_STREAM)
+    assert not keeps_stream(0x5000)
 
 
 class _Recorder:
     def __init__(self, heap: Any, held: list[int]) -> None:
         self.device, self._held = heap.device, held
 
-    def adopt(self, handle: int, stream: Any) -> None:
+    def hold(self, handle: int, stream: Any) -> None:
         assert stream.cuda_stream == handle
         if self.device == 1:
             self._held.append(handle)
@@ -373,10 +377,10 @@ def test_what_torch_cannot_express_is_refused(torch: Any, make_heap: Callable[..
 def test_a_forked_child_is_refused_and_an_exit_with_live_blocks_is_silent() -> None:
     program = """
         import os
-        from rmm_managed_bridge._native import core, framework_entry
+        from rmm_managed_bridge._native import pool as native_pool, torch_entry
 
-        heap = core.host_heap(device=0)
-        guest = framework_entry.TorchGuest(lambda handle, device: None)
+        heap = native_pool.host_pool(device=0)
+        guest = torch_entry.TorchEntry(lambda handle, device: None)
         guest.use(0, heap)
 
         class Tensor:

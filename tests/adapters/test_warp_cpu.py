@@ -11,7 +11,8 @@ from helpers import stub_pools, stub_warp
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.adapters.warp import WarpAdapter
 
 MIB = 1 << 20
@@ -178,7 +179,7 @@ def test_the_allocator_serves_the_current_device_with_provenance(
     stub_warp.put_in_place(monkeypatch, 2)
     allocator = bridge.warp_allocator.__class__(two_heaps)
     for number in (1, 0):
-        monkeypatch.setattr(core, "current_device", lambda number=number: number)
+        monkeypatch.setattr(native_process, "current_device", lambda number=number: number)
         ptr = allocator.allocate(MIB)
         record = bridge.allocation_of(ptr)
         assert record is not None
@@ -202,7 +203,7 @@ def test_the_allocator_alone_says_what_to_do_where_no_pool_serves(
     monkeypatch: pytest.MonkeyPatch, make_heap: Callable[..., Any]
 ) -> None:
     stub_warp.put_in_place(monkeypatch, 1)
-    monkeypatch.setattr(core, "current_device", lambda: 0)
+    monkeypatch.setattr(native_process, "current_device", lambda: 0)
     allocator = bridge.warp_allocator.__class__()
     with pytest.raises(bridge.InstallError, match=r"call install\(\) first"):
         allocator.allocate(10)
@@ -221,14 +222,14 @@ def test_the_allocator_alone_leaves_a_retired_pool_that_still_has_blocks(
     monkeypatch: pytest.MonkeyPatch, make_heap: Callable[..., Any]
 ) -> None:
     stub_warp.put_in_place(monkeypatch, 1)
-    monkeypatch.setattr(core, "current_device", lambda: 0)
+    monkeypatch.setattr(native_process, "current_device", lambda: 0)
     allocator = bridge.warp_allocator.__class__()
     old = make_heap(device=0)
     kept = allocator.allocate(MIB)
     old.retire()
     new = make_heap(device=0)
     ptr = allocator.allocate(MIB)
-    where = core.heap_containing(ptr)
+    where = native_pool.pool_containing(ptr)
     for each in (kept, ptr):
         allocator.deallocate(each, MIB)
     assert where is new

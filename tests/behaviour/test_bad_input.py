@@ -148,7 +148,7 @@ def test_pools_of_any_size_are_what_rmm_takes(size_bytes: int, expected: int) ->
 
     import rmm.mr
 
-    from rmm_managed_bridge.pools import in_rmms_units
+    from rmm_managed_bridge.lifecycle.pools import in_rmms_units
 
     memory = ctypes.create_string_buffer(expected + 256)
     aligned = (ctypes.addressof(memory) + 255) // 256 * 256

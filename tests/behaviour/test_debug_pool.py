@@ -1,4 +1,4 @@
-"""pool="off": each block apart, between guards, filled when it is freed, and looked at."""
+"""pool="debug": each block apart, between guards, filled when it is freed, and looked at."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ from helpers.programs import must_succeed, run_python
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.config import PoolSettings
 
 MIB = 1 << 20
@@ -26,8 +26,8 @@ MIB = 1 << 20
 @pytest.fixture
 def debug() -> Iterator[Any]:
     """The bridge on a host pool without reuse."""
-    with bridge.installed("host", frameworks=["numpy"], pool="off"):
-        yield core.heaps()[-1]
+    with bridge.installed("host", frameworks=["numpy"], pool="debug"):
+        yield native_pool.pools()[-1]
 
 
 def write(address: int, value: int) -> None:
@@ -116,7 +116,7 @@ def test_alignment_holds(debug: Any, alignment: int) -> None:
 
 
 def test_the_limit_holds(make_heap: Any) -> None:
-    heap = make_heap(settings=PoolSettings(limit_bytes=MIB, pool="off"))
+    heap = make_heap(settings=PoolSettings(limit_bytes=MIB, pool="debug"))
     blocks = [heap.allocate(100_000) for _ in range(10)]
     with pytest.raises(MemoryError):
         heap.allocate(100_000)
@@ -143,7 +143,7 @@ def test_a_program_may_end_with_blocks_in_every_state() -> None:
             """
             import numpy as np
             import rmm_managed_bridge as bridge
-            bridge.install("host", pool="off")
+            bridge.install("host", pool="debug")
             kept = [np.ones(n) for n in range(1, 1000)]
             del kept[::2]
             """
@@ -162,7 +162,7 @@ def test_address_sanitizer_sees_single_bytes(what: str) -> None:
     program = f"""
 import ctypes, numpy as np
 import rmm_managed_bridge as bridge
-bridge.install("host", frameworks=["numpy"], pool="off")
+bridge.install("host", frameworks=["numpy"], pool="debug")
 array = np.zeros(1000, "u1")
 address = array.ctypes.data
 ctypes.memset(address, 1, 1000)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 CPU, MANAGED = (1, 0), (13, 0)
@@ -185,6 +186,6 @@ def test_a_chain_of_exports_keeps_the_block(managed: Any) -> None:
     gc.collect()
     assert managed.live_count == 1
     assert last.sum(dtype=int) == 7 * MIB
-    assert core.heap_containing(last.ctypes.data) is managed
+    assert native_pool.pool_containing(last.ctypes.data) is managed
     del last
     assert managed.live_count == 0

@@ -166,13 +166,13 @@ def test_a_pool_is_released_after_its_last_block_in_any_order(first: str) -> Non
                 def __init__(self, resource):
                     self.ptr = resource.allocate(1 << 20)
                     # A free needs no resource: a block is known by its address.
-                    self.free = bridge._native.core.any_heap().deallocate
+                    self.free = bridge._native.pool.any_pool().deallocate
 
                 def __del__(self):
                     self.free(self.ptr, 1 << 20)
 
 
-            import rmm_managed_bridge._native.core
+            import rmm_managed_bridge._native.pool
 
             memory = HostMemory()
             resource = bridge.ManagedBridgeResource(memory.resource)

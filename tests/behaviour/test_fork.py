@@ -57,13 +57,13 @@ def test_a_forked_child_that_asks_for_pool_memory_is_told_why_not(request_code: 
             """
             import os, sys
             import rmm_managed_bridge as bridge
-            from rmm_managed_bridge._native import core
+            from rmm_managed_bridge._native import pool as native_pool
             from helpers.programs import HostMemory
 
             memory = HostMemory()
             resource = bridge.ManagedBridgeResource(memory.resource)
             block = resource.allocate(1 << 20)
-            heap = core.host_heap()
+            heap = native_pool.host_pool()
             held = dict(memory.live)
             child = os.fork()
             if child == 0:
@@ -253,10 +253,11 @@ def test_a_child_copies_no_page_of_a_device_while_it_exits_either() -> None:
 
             # Runs after the bridge's own, which is registered later.
             atexit.register(lambda: os.getpid() == parent or grow())
-            from rmm_managed_bridge._native import core, numpy_handler
+            from rmm_managed_bridge._native import pool as native_pool, numpy_handler
 
             handler = numpy_handler.NumpyHandler()
-            heaps = [core.host_heap(kind="managed", device=0), core.host_heap()]  # the first stands for managed memory
+            # The first stands for managed memory.
+            heaps = [native_pool.host_pool(kind="managed", device=0), native_pool.host_pool()]
             handler.use(heaps[0])
             ptr = handler.malloc(1 << 20)
             handler.use(heaps[1])

@@ -10,7 +10,7 @@ HEAD = """
 import os, sys, warnings
 import numpy as np
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 
@@ -39,11 +39,11 @@ def test_the_parent_is_warned_once_with_count_bytes_and_cure(track: str) -> None
             + """
 bridge.install("host", frameworks=["numpy"])
 host = np.ones(MIB, "u1")
-managed = core.host_heap(kind="managed", track=sys.argv[1])
+managed = native_pool.host_pool(kind="managed", track=sys.argv[1])
 assert fork() == [], "there is no array in it yet"
 with bridge.numpy_allocator("managed"):
     kept = [np.ones(MIB, "u1") for _ in range(3)]
-assert {core.heap_containing(each.ctypes.data) for each in kept} == {managed}
+assert {native_pool.pool_containing(each.ctypes.data) for each in kept} == {managed}
 (said,) = fork()
 print(said)
 assert fork() == [], "once is enough"
@@ -65,7 +65,7 @@ def test_there_is_nothing_to_say_where_no_array_of_numpys_is_in_managed_memory(c
             HEAD
             + """
 bridge.install("host", frameworks=["numpy"])
-managed = core.host_heap(kind="managed")
+managed = native_pool.host_pool(kind="managed")
 if sys.argv[1] == "host memory":
     kept = np.ones(MIB, "u1")
 elif sys.argv[1] == "freed":
@@ -97,7 +97,7 @@ def work():
 
 
 bridge.install("host", frameworks=["numpy"])
-managed = core.host_heap(kind="managed")
+managed = native_pool.host_pool(kind="managed")
 with bridge.numpy_allocator("managed"):
     kept = np.ones(MIB, "u1")
 with warnings.catch_warnings(record=True) as caught:

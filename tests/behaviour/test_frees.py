@@ -38,7 +38,7 @@ class _ResourceRoute:
         resource = bridge.ManagedBridgeResource(self.memory.resource)
         self.allocate = resource.allocate
         self.deallocate = resource.deallocate
-        self.heap = resource.heap
+        self.heap = resource.pool
 
     def close(self) -> None:
         assert not self.memory.wrong_frees

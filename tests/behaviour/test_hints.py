@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import HintSkip
-from rmm_managed_bridge.address import Address, extent_of, is_dense
+from rmm_managed_bridge.arrays.address import Address, extent_of, is_dense
 from rmm_managed_bridge.config import Hints, read_config
 from rmm_managed_bridge.hints import driver, pages
-from rmm_managed_bridge.hints.places import CPU, name_of, place_of
+from rmm_managed_bridge.hints.locations import CPU, name_of, place_of
 
 MIB = 1 << 20
 

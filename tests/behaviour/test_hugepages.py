@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import Hints, hugepages
-from rmm_managed_bridge._native import core
-from rmm_managed_bridge._native import hugepages as native
+from rmm_managed_bridge import Hints, machine
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -60,9 +60,9 @@ def kernel() -> Iterator[Kernel]:
     entry = MADVISE(kernel.madvise)
     address = ctypes.cast(entry, ctypes.c_void_p).value
     assert address is not None
-    native.ask_instead(address)
+    native_process.ask_instead_of_madvise(address)
     yield kernel
-    native.ask_instead(0)
+    native_process.ask_instead_of_madvise(0)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def set_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str
         if setting is not None:
             words = [f"[{word}]" if word == setting else word for word in ("always", "madvise", "never")]
             file.write_text(" ".join(words), encoding="ascii")
-        monkeypatch.setattr(hugepages, "_SETTING", file)
+        monkeypatch.setattr(machine, "_HUGEPAGES_SETTING", file)
         monkeypatch.delenv("NUMPY_MADVISE_HUGEPAGE", raising=False)
         if variable is not None:
             monkeypatch.setenv("NUMPY_MADVISE_HUGEPAGE", variable)
@@ -253,8 +253,8 @@ def test_whatever_is_allocated_and_freed_no_small_block_carries_advice(
     """Failures excepted, large blocks have it on all their whole pages, and the count is right."""
     kernel = Kernel()
     entry = MADVISE(kernel.madvise)
-    native.ask_instead(ctypes.cast(entry, ctypes.c_void_p).value or 0)
-    heap = core.host_heap(hugepages=True)
+    native_process.ask_instead_of_madvise(ctypes.cast(entry, ctypes.c_void_p).value or 0)
+    heap = native_pool.host_pool(hugepages=True)
     before = bridge.stats().hugepages
     live: list[tuple[int, int]] = []
     try:
@@ -280,5 +280,5 @@ def test_whatever_is_allocated_and_freed_no_small_block_carries_advice(
         for ptr, _ in live:
             heap.deallocate(ptr)
         assert heap.retire()
-        native.ask_instead(0)
+        native_process.ask_instead_of_madvise(0)
     assert not kernel.advised or failing

@@ -279,7 +279,7 @@ def test_an_installation_that_fails_late_leaves_numpy_alone(monkeypatch: pytest.
     def fails(around: object) -> None:
         raise ImportError("no rmm here")
 
-    monkeypatch.setattr("rmm_managed_bridge.reinitialize.watch", fails)
+    monkeypatch.setattr("rmm_managed_bridge.lifecycle.reinitialize.watch", fails)
     with pytest.raises(ImportError):
         bridge.install("host", frameworks=["numpy"])
     assert not bridge.status().installed

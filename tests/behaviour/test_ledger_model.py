@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -38,7 +39,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heap = core.host_heap()
+        self.heap = native_pool.host_pool()
         self.handler = numpy_handler.NumpyHandler()
         self.handler.use(self.heap)
         self.live: dict[int, Block] = {}

@@ -12,7 +12,7 @@ from helpers.programs import HostMemory, must_succeed, recorded_events, run_pyth
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 
@@ -125,7 +125,7 @@ def test_resources_may_be_switched_while_another_thread_allocates(rmm_resource_o
     thread.join()
     assert not failures
     assert served == {id(pool) for pool in pools}
-    assert [(pool.get_allocated_bytes(), pool.heap.live_count) for pool in pools] == [(0, 0), (0, 0)]
+    assert [(pool.get_allocated_bytes(), pool.pool.live_count) for pool in pools] == [(0, 0), (0, 0)]
 
 
 @pytest.mark.behaviour("L5")
@@ -262,7 +262,7 @@ def test_what_others_put_around_or_in_place_of_reinitialize_stays_and_is_seen(ho
 
 def test_trimming_while_a_pool_closes_gives_each_piece_back_once() -> None:
     for _ in range(30):
-        heap = core.host_heap()
+        heap = native_pool.host_pool()
         heap.deallocate(heap.allocate(1 << 20))
         threads = [threading.Thread(target=call) for call in (heap.trim, heap.retire, heap.trim)]
         for thread in threads:

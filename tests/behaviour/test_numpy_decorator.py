@@ -13,7 +13,8 @@ import pytest
 from helpers.programs import must_succeed, owned, run_python
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
 
 pytestmark = [pytest.mark.behaviour("N2"), pytest.mark.usefixtures("numpy_as_before")]
 
@@ -84,7 +85,7 @@ def test_the_pool_is_looked_for_at_each_call(make_heap: Any, kind: str) -> None:
     for _ in range(2):
         heap = make_heap(kind=kind)
         array = make()
-        assert core.heap_containing(array.ctypes.data) is heap
+        assert native_pool.pool_containing(array.ctypes.data) is heap
         del array
         assert heap.retire()
     if kind == "managed":
@@ -98,26 +99,26 @@ def test_what_nobody_installed_does_not_stand_for_the_pool_that_serves() -> None
             """
             import numpy as np
             import rmm_managed_bridge as bridge
-            from rmm_managed_bridge._native import core
+            from rmm_managed_bridge._native import pool as native_pool
 
             for _ in range(2):
                 with bridge.numpy_allocator("host"):  # makes a pool of its own, once
                     assert bridge.owns(np.ones(10))
-                assert len(core.heaps()) == 1
+                assert len(native_pool.pools()) == 1
             try:
                 bridge.numpy_allocator().__enter__()
             except bridge.InstallError as error:
                 assert "no pool of any memory serves now" in str(error), error
             else:
                 raise AssertionError("entered")
-            managed = core.host_heap(kind="managed")
+            managed = native_pool.host_pool(kind="managed")
             with bridge.numpy_allocator("host"), bridge.numpy_allocator():
                 array = np.ones(10)
-            assert core.heap_containing(array.ctypes.data) is managed
+            assert native_pool.pool_containing(array.ctypes.data) is managed
             bridge.install("host", frameworks=["numpy"], numpy_scope="context")
             with bridge.numpy_allocator("host"):
                 array = np.ones(10)
-            assert core.heap_containing(array.ctypes.data) is core.heaps()[-1]
+            assert native_pool.pool_containing(array.ctypes.data) is native_pool.pools()[-1]
             """
         )
     )
@@ -170,7 +171,7 @@ def test_a_block_inside_a_generator_goes_on_in_the_next_step(make_heap: Any) -> 
     with bridge.numpy_allocator("host"):
         outside = numpy_handler.current()
         for array in steps():
-            found.append(core.heap_containing(array.ctypes.data) is heap)
+            found.append(native_pool.pool_containing(array.ctypes.data) is heap)
             assert numpy_handler.current() is outside
     assert found == [True, True, False]
     del array

@@ -14,7 +14,8 @@ from helpers import c_caller
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 get_handler_name: Callable[..., str] = np._core.multiarray.get_handler_name  # type: ignore[attr-defined]
@@ -171,12 +172,12 @@ def test_a_context_with_a_handler_of_its_own_keeps_it(process_scope: Any, make_h
         return np.ones(MIB, "u1")
 
     array = contextvars.Context().run(with_another)
-    assert core.heap_containing(array.ctypes.data) is heap
+    assert native_pool.pool_containing(array.ctypes.data) is heap
     ours = np.ones(MIB, "u1")
-    assert core.heap_containing(ours.ctypes.data) is not heap
+    assert native_pool.pool_containing(ours.ctypes.data) is not heap
     process_scope.uninstall()
     array.resize(2 * MIB, refcheck=False)
-    assert core.heap_containing(array.ctypes.data) is heap
+    assert native_pool.pool_containing(array.ctypes.data) is heap
     del array, ours
     assert heap.live_count == 0
 

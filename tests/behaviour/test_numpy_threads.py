@@ -13,7 +13,7 @@ import pytest
 from helpers.programs import recorded_events
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 
 THREADS = 16
 OPERATIONS = int(os.environ.get("BRIDGE_STRESS_STEPS", "5000"))  # 20000 for the long form
@@ -49,7 +49,7 @@ class Block:
 class Worker:
     """One thread's share."""
 
-    def __init__(self, seed: int, heap: core.Heap, handed_over: "queue.SimpleQueue[Block]") -> None:
+    def __init__(self, seed: int, heap: native_pool.Pool, handed_over: "queue.SimpleQueue[Block]") -> None:
         self.random = random.Random(seed)
         self.heap = heap
         self.handed_over = handed_over

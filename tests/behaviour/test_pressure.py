@@ -11,7 +11,8 @@ import pytest
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import PoolSettings
 from rmm_managed_bridge.units import format_bytes
 
@@ -22,7 +23,7 @@ MIB = 1 << 20
 def small_pool() -> Iterator[Any]:
     """The bridge on a host pool of at most 32 MiB."""
     with bridge.installed("host", frameworks=["numpy"], maximum_pool_size="32MiB"):
-        yield core.heaps()[-1]
+        yield native_pool.pools()[-1]
 
 
 class Callback:
@@ -80,7 +81,7 @@ def test_a_callback_that_raises_leaves_the_memory_error(route: str) -> None:
         if route == "numpy":
             np.empty(64 * MIB, "u1")
         else:
-            core.heaps()[-1].allocate(64 * MIB, cpu=True)
+            native_pool.pools()[-1].allocate(64 * MIB, cpu=True)
     assert callback.asked == [(64 * MIB, 1)]
     if route == "heap":
         assert raised.value.__notes__ == ["on_oom raised ValueError: the cache is locked"]
@@ -194,7 +195,7 @@ def test_a_tag_with_a_limit_refuses_what_passes_it() -> None:
             with pytest.raises(MemoryError):
                 np.empty(4 * MIB, "u1")
             with pytest.raises(MemoryError, match=r"tag 'load' has 8.00 MiB live of 10.0 MiB"):
-                core.heaps()[-1].allocate(4 * MIB, cpu=True)
+                native_pool.pools()[-1].allocate(4 * MIB, cpu=True)
         outside = np.empty(4 * MIB, "u1")
         kept.pop()
         with bridge.tag("load", limit="10MiB"):
@@ -213,10 +214,10 @@ def test_limits_of_nested_tags_hold_together() -> None:
             b = np.empty(5 * MIB, "u1")
             with pytest.raises(MemoryError):
                 np.empty(2 * MIB, "u1")
-            assert core.budgets_of(core.tag_variable.get()) == [("outer", 10 * MIB, 9 * MIB)]
+            assert native_process.budgets_of(native_process.tag_variable.get()) == [("outer", 10 * MIB, 9 * MIB)]
         del a, b
         with bridge.tag("outer", limit="10MiB"):
-            assert core.budgets_of(core.tag_variable.get()) == [("outer", 10 * MIB, 0)]
+            assert native_process.budgets_of(native_process.tag_variable.get()) == [("outer", 10 * MIB, 0)]
 
 
 def test_resizing_counts_against_the_limit() -> None:
@@ -229,7 +230,7 @@ def test_resizing_counts_against_the_limit() -> None:
         array.resize(MIB)
         other = np.empty(9 * MIB, "u1")
         del array, other
-        assert core.budgets_of(core.tag_variable.get()) == [("grow", 10 * MIB, 0)]
+        assert native_process.budgets_of(native_process.tag_variable.get()) == [("grow", 10 * MIB, 0)]
 
 
 def test_a_failed_request_charges_nothing(make_heap: Any) -> None:
@@ -237,7 +238,7 @@ def test_a_failed_request_charges_nothing(make_heap: Any) -> None:
     with bridge.tag("full", limit="1GiB"):
         with pytest.raises(MemoryError, match=r"of at most 8.00 MiB reserved"):
             heap.allocate(64 * MIB)
-        assert core.budgets_of(core.tag_variable.get()) == [("full", 1 << 30, 0)]
+        assert native_process.budgets_of(native_process.tag_variable.get()) == [("full", 1 << 30, 0)]
 
 
 def test_a_limit_is_a_size() -> None:

@@ -40,8 +40,8 @@ def test_after_the_array():
     assert bridge.stats().current_count == 1
 
 def test_leaves_a_block():
-    from rmm_managed_bridge._native import core
-    core.host_heap().allocate(10)
+    from rmm_managed_bridge._native import pool as native_pool
+    native_pool.host_pool().allocate(10)
 
 class Recorder:
     def __init__(self):

@@ -11,7 +11,7 @@ from helpers.programs import HostMemory, must_succeed, run_python
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 
 MIB = 1 << 20
 pytestmark = pytest.mark.requires("no_gpu")
@@ -33,7 +33,7 @@ def _pool(upstream: Any) -> Any:
 @pytest.mark.parametrize("first", ["resource", "block"])
 def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMemory, first: str) -> None:
     resource = bridge.ManagedBridgeResource(memory.resource)
-    number = resource.heap.generation
+    number = resource.pool.number
     ptr = resource.allocate(MIB)
     if first == "resource":
         del resource
@@ -41,7 +41,7 @@ def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMem
         generation = next(each for each in bridge.stats().generations if each.number == number)
         assert (generation.current, generation.current_bytes) == (False, MIB)
         assert memory.live_bytes > 0
-        core.any_heap().deallocate(ptr, MIB)
+        native_pool.any_pool().deallocate(ptr, MIB)
     else:
         resource.deallocate(ptr, MIB)
         assert memory.live_bytes > 0
@@ -61,11 +61,11 @@ def test_an_upstream_may_ask_for_a_report_as_it_goes(memory: HostMemory) -> None
             seen.append({each.number for each in bridge.status().generations})
 
     resource = bridge.ManagedBridgeResource(Upstream(memory.resource, 1 << 30))
-    number = resource.heap.generation
+    number = resource.pool.number
     ptr = resource.allocate(MIB)
     del resource
     gc.collect()
-    core.any_heap().deallocate(ptr, MIB)
+    native_pool.any_pool().deallocate(ptr, MIB)
     assert eventually(lambda: number not in {each.number for each in bridge.stats().generations})
     assert eventually(lambda: seen)
     assert number not in seen[0]
@@ -95,7 +95,7 @@ def test_a_resource_held_by_another_of_rmms_lives_on(memory: HostMemory) -> None
 
 
 def test_a_closed_heap_stays_closed_and_says_so() -> None:
-    heap = core.host_heap()
+    heap = native_pool.host_pool()
     heap.deallocate(heap.allocate(MIB))
     assert heap.retire()
     assert heap.closed
@@ -108,11 +108,11 @@ def test_a_closed_heap_stays_closed_and_says_so() -> None:
 
 def test_a_pool_without_blocks_is_closed_at_once_whatever_the_bridges_thread_is_giving_back() -> None:
     program = """
-        from rmm_managed_bridge._native import core
+        from rmm_managed_bridge._native import pool as native_pool
         from rmm_managed_bridge.config import PoolSettings
 
         for _ in range(1500):
-            heap = core.host_heap(settings=PoolSettings(release_threshold_bytes=0))  # which wakes the thread
+            heap = native_pool.host_pool(settings=PoolSettings(release_threshold_bytes=0))  # which wakes the thread
             for ptr in [heap.allocate(3 << 20, cpu=True), *[heap.allocate(1 << 20, cpu=True) for _ in range(8)]]:
                 heap.deallocate(ptr)
             assert heap.retire()

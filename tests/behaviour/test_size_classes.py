@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import blocks, core, numpy_handler
+from rmm_managed_bridge._native import blocks, numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
 
 KIB, MIB = 1 << 10, 1 << 20
 CPU_UNIT, GPU_UNIT = 64, 512
@@ -28,7 +29,7 @@ sizes = st.integers(1, 8 * KIB) | st.integers(1, LARGEST) | near_steps
 @pytest.fixture(scope="module")
 def heap() -> Iterator[Any]:
     """One heap for the examples of a test: nothing is written, so that its memory is only address space."""
-    heap = core.host_heap()
+    heap = native_pool.host_pool()
     yield heap
     assert heap.retire()
 

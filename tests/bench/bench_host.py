@@ -20,7 +20,9 @@ from helpers.programs import HostMemory
 from measure import Row, best_ns, print_rows
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import blocks, core, ledger, numpy_handler
+from rmm_managed_bridge._native import blocks, ledger, numpy_handler
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 
 ROUNDS = 4
 LIVE, FREE = 100_000, 50_000
@@ -142,7 +144,7 @@ def _fill_ns(count: int) -> float:
 def ledger_rows() -> list[Row]:
     times: dict[str, float] = {}
     for track in ("off", "counters", "sites") * ROUNDS:
-        heap = core.host_heap(track=track)
+        heap = native_pool.host_pool(track=track)
         handler = numpy_handler.NumpyHandler()
         handler.use(heap)
         before = numpy_handler.set_current(handler.capsule)
@@ -157,7 +159,7 @@ def ledger_rows() -> list[Row]:
 
 
 def lookup_rows() -> list[Row]:
-    heap = core.host_heap()
+    heap = native_pool.host_pool()
     live = [heap.allocate(256, cpu=True) for _ in range(LIVE)]
     found = best_ns(lambda: bridge.allocation_of(live[50_000] + 100), 5000)
     native = best_ns(lambda: blocks.block_of(live[50_000] + 100), 5000)
@@ -173,7 +175,7 @@ def lookup_rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    core.set_internal_files([str(Path(np.__file__).parent)])
+    native_process.set_internal_files([str(Path(np.__file__).parent)])
     print_rows("Looking up", lookup_rows())
     print_rows("Through RMM's interface, no driver, call sites on", resource_rows())
     print_rows("NumPy on the host backend, call sites on", numpy_rows())

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure import as_time, best_ns
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import core, numpy_handler
+from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.units import format_bytes, parse_bytes
 
 SIZES = (8, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 1 << 30)
@@ -100,7 +101,7 @@ def main() -> None:
     pool: dict[str, Any] = {}
     if given.backend == "managed":
         pool = {"initial_pool_size": POOL_BYTES, "maximum_pool_size": POOL_BYTES}
-    core.set_internal_files([str(Path(np.__file__).parent)])
+    native_process.set_internal_files([str(Path(np.__file__).parent)])
     theirs: dict[tuple[str, int], float] = {}
     ours: dict[tuple[str, int], float] = {}
     # In context scope the switch between the two is one call; process scope costs the same (docs/performance.md).

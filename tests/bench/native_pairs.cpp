@@ -1,4 +1,4 @@
-// Allocate-and-free pairs straight on a host heap: the hot path without Python and without CUDA.
+// Allocate-and-free pairs straight on a host pool: the hot path without Python and without CUDA.
 //   native_pairs THREADS PAIRS off|counters
 #include <chrono>
 #include <cstdio>
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   const int threads = std::atoi(argv[1]);
   const long pairs = std::atol(argv[2]);
   auto& process = *new Process();
-  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), nullptr, nullptr, PoolOptions{}, -1, 0,
+  auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), nullptr, nullptr, PoolOptions{}, -1, 0,
                          std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
   const auto work = [&] {
     Request request;
@@ -24,8 +24,8 @@ int main(int argc, char** argv) {
     request.alignment = 64;
     Refusal refusal;
     for (long pair = 0; pair < pairs; ++pair) {
-      void* ptr = heap.allocate_in_place(request, refusal);
-      Heap::deallocate_in_place(process, Heap::find(process, ptr), ptr, 1024, nullptr, {});
+      void* ptr = pool.allocate_in_place(request, refusal);
+      TrackedPool::deallocate_in_place(process, TrackedPool::find(process, ptr), ptr, 1024, nullptr, {});
     }
   };
   const auto start = std::chrono::steady_clock::now();

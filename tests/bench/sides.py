@@ -6,7 +6,7 @@ import cupy
 import numpy as np
 from measure import Row, best_ns
 
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 
 COUNT = 4096
 SIZE_BYTES = 2048
@@ -28,7 +28,7 @@ def side_rows() -> list[Row]:
 
 def _turn_ns(touch: cupy.RawKernel, *, cpu: bool) -> float:
     """`cpu`: whether the CPU's blocks come from its side of the pool; else each lies between two of the GPU's."""
-    heap = core.heap_serving(0)
+    heap = native_pool.pool_serving(0)
     pairs = [(heap.allocate(SIZE_BYTES, cpu=cpu), heap.allocate(SIZE_BYTES)) for _ in range(COUNT)]
     mine = [each for each, _ in pairs]
     theirs = cupy.asarray(np.array([each for _, each in pairs], "u8"))

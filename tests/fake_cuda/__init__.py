@@ -250,11 +250,11 @@ class FakeCuda:
 @cache
 def load() -> FakeCuda:
     """Make the fake the CUDA driver of this process, for good: `core` loads a driver once."""
-    from rmm_managed_bridge._native import core
+    from rmm_managed_bridge._native import process as native_process
 
     library = build()
     os.environ["RMM_BRIDGE_DRIVER_LIBRARY"] = str(library)
     fake = FakeCuda(library)
-    count, why_not = core.load_driver(str(library))
+    count, why_not = native_process.load_driver(str(library))
     assert count == 2, why_not or "another driver was loaded first"
     return fake

@@ -27,11 +27,13 @@ class Bench:
         **settings: Any,
     ) -> None:
         """`settings`: further fields of `PoolSettings`."""
-        from rmm_managed_bridge._native import blocks, core, ledger
+        from rmm_managed_bridge._native import blocks, ledger
+        from rmm_managed_bridge._native import pool as native_pool
+        from rmm_managed_bridge._native import process as native_process
 
-        self.fake, self.core, self.ledger, self.device = fake, core, ledger, device
-        self.blocks = blocks
-        self.heap = core.host_heap(
+        self.fake, self.ledger, self.blocks, self.device = fake, ledger, blocks, device
+        self.native_process = native_process
+        self.heap = native_pool.host_pool(
             ordered=True,
             device=device,
             kind="managed",
@@ -55,7 +57,7 @@ class Bench:
     def adopt(self, stream: Stream) -> None:
         """Give the bridge a reference to the stream's object, as an adapter does."""
         owner = self.owners.setdefault(stream, Owner())
-        self.heap.adopt(stream.handle, owner)
+        self.heap.hold(stream.handle, owner)
 
     def allocate(self, size_bytes: int, stream: Stream | None = None, *, cpu: bool = False) -> int:
         """Return a block that overlaps no live one."""
@@ -76,7 +78,7 @@ class Bench:
 
     def expose(self, ptr: int, stream: Stream) -> None:
         """Tell the bridge that the stream may touch the block."""
-        assert self.blocks.expose(ptr, stream.handle)
+        assert self.blocks.record_stream(ptr, stream.handle)
 
     def order(self, ptr: int, stream: Stream) -> None:
         """Make the stream wait for the block's work, as a view does."""

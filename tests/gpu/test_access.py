@@ -23,7 +23,7 @@ def pool_arrays(cupy, warp, rmm):
 @pytest.mark.behaviour("D5")
 def test_pool_memory_is_managed_as_the_driver_says_too(bridge, cupy, warp, rmm_pool) -> None:
     from rmm_managed_bridge._native import blocks
-    from rmm_managed_bridge.address import address_of
+    from rmm_managed_bridge.arrays.address import address_of
 
     for x in pool_arrays(cupy, warp, rmm_pool):
         assert (bridge.memory_kind(x), bridge.ownership(x)) == ("managed", "bridge")
@@ -54,7 +54,7 @@ def test_memory_of_others_is_named_and_judged(bridge, cupy, warp) -> None:
         "pinned": True,
         "host": True,
     }
-    from rmm_managed_bridge.traits import device_traits
+    from rmm_managed_bridge.machine import device_traits
 
     pageable = device_traits(0).pageable_memory_access
     assert [bridge.can_access(0, x) for x in kinds.values()] == [True, True, True, True, pageable]

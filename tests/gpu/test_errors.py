@@ -93,7 +93,7 @@ def test_a_resource_that_is_not_managed_says_what_to_do(rmm_pool) -> None:
 
 def test_system_memory_where_the_device_has_none(rmm_pool) -> None:
     import rmm_managed_bridge as bridge
-    from rmm_managed_bridge.traits import device_traits
+    from rmm_managed_bridge.machine import device_traits
 
     if device_traits(0).pageable_memory_access:
         with bridge.installed(backend="system"):

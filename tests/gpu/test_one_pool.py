@@ -78,7 +78,7 @@ def test_blocks_go_back_to_their_pool_whatever_is_set_by_then(bridge, cupy, warp
         warp.ones(1 << 18, dtype=warp.float32, device="cuda:0"),
         rmm_pool.DeviceBuffer(size=1 << 20),
     ]
-    heap = rmm_pool.mr.get_current_device_resource().heap
+    heap = rmm_pool.mr.get_current_device_resource().pool
     assert heap.live_count == 4
     if change == "another resource":
         rmm_pool.mr.set_current_device_resource(rmm_pool.mr.CudaMemoryResource())

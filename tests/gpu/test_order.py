@@ -153,7 +153,7 @@ def test_a_block_of_a_stream_that_is_gone_is_waited_for(bridge, cupy, slow, stre
 
 
 def test_streams_made_for_each_request_do_not_pile_up(bridge, cupy, streams, rmm_pool) -> None:
-    heap = rmm_pool.mr.get_current_device_resource().heap
+    heap = rmm_pool.mr.get_current_device_resource().pool
     for _ in range(300):
         with streams():
             cupy.ones(1000, "f4")

@@ -23,7 +23,7 @@ def cleared(rmm_pool):
 
 
 def test_debug_mode_finds_a_kernel_that_writes_past_its_block(cleared, cupy, slow, gpu_install) -> None:
-    gpu_install(cleared, frameworks=["numpy", "cupy"], pool="off", maximum_pool_size="256MiB")
+    gpu_install(cleared, frameworks=["numpy", "cupy"], pool="debug", maximum_pool_size="256MiB")
     with pytest.warns(cleared.BridgeWarning, match=r"of 4000 bytes .*cupy.* was written behind its end") as said:
         array = cupy.zeros(1000, "f4")
         memory = cupy.cuda.UnownedMemory(array.data.ptr, 4004, array)
@@ -35,7 +35,7 @@ def test_debug_mode_finds_a_kernel_that_writes_past_its_block(cleared, cupy, slo
 
 
 def test_debug_mode_leaves_right_programs_alone(cleared, cupy, slow, gpu_install, streams) -> None:
-    gpu_install(cleared, frameworks=["numpy", "cupy", "warp"], pool="off", maximum_pool_size="256MiB")
+    gpu_install(cleared, frameworks=["numpy", "cupy", "warp"], pool="debug", maximum_pool_size="256MiB")
     before = cleared.stats().damaged_blocks
     for step in range(20):
         with streams():

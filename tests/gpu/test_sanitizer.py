@@ -17,7 +17,7 @@ def test_compute_sanitizer_sees_where_a_block_ends(tmp_path) -> None:
 import cupy, numpy, rmm
 import rmm_managed_bridge as bridge
 rmm.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="64MiB", maximum_pool_size="256MiB")
-bridge.install(frameworks=["cupy"], pool="off", maximum_pool_size="128MiB")
+bridge.install(frameworks=["cupy"], pool="debug", maximum_pool_size="128MiB")
 array = cupy.empty(1000, "f4")
 kernel = cupy.RawKernel('extern "C" __global__ void poke(float* x, long long at) { x[at] = 1; }', "poke")
 kernel((1,), (1,), (array, numpy.int64(999)))

@@ -126,7 +126,7 @@ class StreamMachine(RuleBasedStateMachine):
         bench = self.benches[line.stream.device]
         owner = bench.owners[line.stream] = Owner()
         weakref.finalize(owner, self.fake.destroy, line.stream).atexit = False
-        if bench.heap.adopt(line.stream.handle, owner):
+        if bench.heap.hold(line.stream.handle, owner):
             line.held, line.needs_sign = True, False
 
     @rule(pick=PICK)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmm_managed_bridge._native.framework_entry import CupyGuest
+from rmm_managed_bridge._native.cupy_entry import CupyEntry
 
 
 class OutOfMemoryError(MemoryError):
@@ -26,7 +26,7 @@ class OutOfMemoryError(MemoryError):
 class MemoryPointer:
     """One block, freed with the last reference to it."""
 
-    def __init__(self, guest: CupyGuest, size_bytes: int, device: int) -> None:
+    def __init__(self, guest: CupyEntry, size_bytes: int, device: int) -> None:
         self._guest = guest
         self._device = device
         self.size_bytes = size_bytes
@@ -40,7 +40,7 @@ class MemoryPointer:
 class CFunctionAllocator:
     """Takes the entry points as CuPy does, and calls them by way of the object that owns them."""
 
-    def __init__(self, param: int, malloc: int, free: int, owner: CupyGuest) -> None:
+    def __init__(self, param: int, malloc: int, free: int, owner: CupyEntry) -> None:
         assert (param, malloc, free) == owner.addresses
         self._owner = owner
 

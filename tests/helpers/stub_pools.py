@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.config import BridgeConfig
-from rmm_managed_bridge.pools import HostPools, RmmPools
+from rmm_managed_bridge.lifecycle.pools import HostPools, RmmPools
 
 # The package's name `install` is the function.
-_install = importlib.import_module("rmm_managed_bridge.install")
+_install = importlib.import_module("rmm_managed_bridge.lifecycle.install")
 
 
 class OneDevicePools(HostPools):
@@ -21,7 +21,7 @@ class OneDevicePools(HostPools):
         self.heaps: dict[int, Any] = {0: self.cpu_heap}
 
     def _make(self) -> Any:
-        return core.host_heap(settings=self._config.settings_for(1 << 62), track=self._config.track, device=0)
+        return native_pool.host_pool(settings=self._config.settings_for(1 << 62), track=self._config.track, device=0)
 
     def renew(self, devices: Any) -> None:
         super().renew(devices)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmm_managed_bridge._native.framework_entry import TorchGuest
+from rmm_managed_bridge._native.torch_entry import TorchEntry
 
 NOT_OURS = 1 << 20
 """Addresses below stand for memory of PyTorch's own, which the driver exports."""
@@ -72,7 +72,7 @@ class StorageBase:
 class Storage(StorageBase):
     """The memory of one tensor, freed with the last reference to it."""
 
-    _guest: TorchGuest | None = None
+    _guest: TorchEntry | None = None
 
     def __init__(self, torch: "StubTorch", size_bytes: int, device: int) -> None:
         assert torch.guest is not None
@@ -160,7 +160,7 @@ class StubTorch(types.ModuleType):
         return Tensor(source, address, interface["shape"], device)
 
     @property
-    def guest(self) -> TorchGuest | None:
+    def guest(self) -> TorchEntry | None:
         """Stands for the addresses: what the adapter made."""
         from rmm_managed_bridge.adapters import torch as adapter
 
@@ -181,11 +181,11 @@ class StubTorch(types.ModuleType):
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> StubTorch:
     """Let ``import torch`` find a new stub until the test ends, and the adapter forget what it made for another one."""
-    from rmm_managed_bridge import streams
     from rmm_managed_bridge.adapters import torch as adapter
+    from rmm_managed_bridge.frameworks import torch as frameworks_torch
 
     stub = StubTorch(devices)
-    streams.torch_streams.cache_clear()
+    frameworks_torch.own_streams.cache_clear()
     monkeypatch.setitem(sys.modules, "torch", stub)
     for name, fresh in (("_guest", None), ("_is_current", False)):
         monkeypatch.setattr(adapter, name, fresh)

@@ -62,30 +62,22 @@ def bench(fake: fake_cuda.FakeCuda) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def core() -> Any:
-    """The native core."""
-    from rmm_managed_bridge._native import core
-
-    return core
-
-
-@pytest.fixture
 def hints(fake: fake_cuda.FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The room behind prefetch, advise and discard on the fake driver, with what reached it; all counts at zero."""
     from fake_cuda.hints import FakeHints
 
-    from rmm_managed_bridge import traits
-    from rmm_managed_bridge.hints import act, driver, tally
+    from rmm_managed_bridge import machine
+    from rmm_managed_bridge.hints import act, counters, driver
 
     room = FakeHints(fake)
     monkeypatch.setattr(driver, "load", lambda: room)
     monkeypatch.setattr(act, "_own_streams", {})
-    tally.counts()  # takes what native code has counted
-    for counter in (tally._done, tally._skipped):
+    counters.counts()  # takes what native code has counted
+    for counter in (counters._done, counters._skipped):
         counter.clear()
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     yield room
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 @pytest.fixture(scope="session")

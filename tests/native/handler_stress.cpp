@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "entry/numpy_guest.hpp"
+#include "entry/numpy_state.hpp"
 
 using namespace rmm_bridge;
 
@@ -22,7 +22,7 @@ struct NoPython {
   static bool holds_gil() noexcept { return gil; }
   Provenance capture(std::uint8_t framework, Track) noexcept { return {0, 0, framework}; }
 };
-using Guest = NumpyGuest<NoPython>;
+using Guest = NumpyState<NoPython>;
 using Entries = NumpyEntries<Guest>;
 
 struct Held {
@@ -120,10 +120,10 @@ void work(Guest& guest, unsigned seed, long steps) {
 }
 
 // What the rest of the bridge does meanwhile.
-void disturb(Guest& guest, Process& process, Heap& first, Heap& second) {
+void disturb(Guest& guest, Process& process, TrackedPool& first, TrackedPool& second) {
   for (unsigned turn = 0; !over.load(); ++turn) {
-    Heap* const choices[] = {&first, &first, &second, nullptr};
-    guest.heap.store(choices[turn % 4]);
+    TrackedPool* const choices[] = {&first, &first, &second, nullptr};
+    guest.pool.store(choices[turn % 4]);
     guest.least_bytes.store(turn % 8 == 0 ? 1024 : 0);
     if (turn % 4 == 1) first.trim();
     first.numbers();
@@ -141,20 +141,20 @@ int main(int argc, char** argv) {
   auto& process = *new Process();
   process.history.set_limit(1000);
   process.record_all_events(true);
-  const auto heap = [&](std::size_t limit, Track track) {
+  const auto pool = [&](std::size_t limit, Track track) {
     PoolOptions options;
     options.limit_bytes = limit;
     options.hugepages = true;
-    return new Heap(process, std::make_unique<HostUpstream>(), nullptr, nullptr, options, -1, 0, track);
+    return new TrackedPool(process, std::make_unique<HostUpstream>(), nullptr, nullptr, options, -1, 0, track);
   };
-  Heap& first = *heap(std::size_t{128} << 20, Track::sites);  // small enough to refuse now and then
-  Heap& second = *heap(std::size_t{1} << 30, Track::off);
+  TrackedPool& first = *pool(std::size_t{128} << 20, Track::sites);  // small enough to refuse now and then
+  TrackedPool& second = *pool(std::size_t{1} << 30, Track::off);
   NoPython origin;
   auto& guest = *new Guest();
   guest.process = &process;
   guest.origin = &origin;
   guest.framework = 1;
-  guest.heap.store(&first);
+  guest.pool.store(&first);
   std::vector<std::thread> workers;
   for (int index = 0; index < threads; ++index) workers.emplace_back(work, std::ref(guest), 17 + index, std::atol(argv[2]));
   std::thread disturber(disturb, std::ref(guest), std::ref(process), std::ref(first), std::ref(second));
@@ -162,11 +162,11 @@ int main(int argc, char** argv) {
   over.store(true);
   disturber.join();
   for (const Held& held : shared) give(guest, held);
-  guest.heap.store(nullptr);
-  for (Heap* each : {&first, &second}) {
+  guest.pool.store(nullptr);
+  for (TrackedPool* each : {&first, &second}) {
     if (each->live_count() != 0 || each->live_bytes() != 0) fail("blocks are left", each);
     each->retire();
-    if (!each->close()) fail("a heap does not close", each);
+    if (!each->close()) fail("a pool does not close", each);
   }
   if (process.ledger.current_bytes() != 0) fail("the ledger is not empty", &process);
   if (process.foreign_frees.load() != 0) fail("a free was refused", &process);

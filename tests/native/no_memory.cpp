@@ -71,15 +71,15 @@ struct Held {
 
 class Program {
  public:
-  Program(Process& process, Heap& heap, CUstream owned, CUstream borrowed)
-      : process_(process), heap_(heap), owned_(owned), borrowed_(borrowed) {}
+  Program(Process& process, TrackedPool& pool, CUstream owned, CUstream borrowed)
+      : process_(process), pool_(pool), owned_(owned), borrowed_(borrowed) {}
 
   void run() {
     static int owner;
     KnownStream ref;
     armed_call([&] {
-      heap_.resolve(owned_, ref);
-      if (heap_.ordered()) heap_.hold(ref, &owner);
+      pool_.resolve(owned_, ref);
+      if (pool_.ordered()) pool_.hold(ref, &owner);
     });
     for (std::size_t bytes : {std::size_t{64}, std::size_t{4096}, std::size_t{300'000}, std::size_t{5'000'000}}) {
       for (int turn = 0; turn < 3; ++turn) {
@@ -91,9 +91,9 @@ class Program {
     }
     for (Held& each : held_) {
       if (each.ptr == nullptr) continue;
-      const Heap::Found found = Heap::find(process_, each.ptr);
-      armed_call([&] { heap_.record_stream(found.block, reinterpret_cast<char*>(each.ptr), ref); });
-      armed_call([&] { heap_.synchronize(found.block, reinterpret_cast<char*>(each.ptr)); });
+      const TrackedPool::Found found = TrackedPool::find(process_, each.ptr);
+      armed_call([&] { pool_.record_stream(found.block, reinterpret_cast<char*>(each.ptr), ref); });
+      armed_call([&] { pool_.synchronize(found.block, reinterpret_cast<char*>(each.ptr)); });
     }
     resize();
     // More than a batch of CPU blocks, freed while streams are held.
@@ -103,9 +103,9 @@ class Program {
       for (std::size_t index = first; index < held_.size(); ++index) give(index, false);
       count_ = first;
     }
-    armed_call([&] { heap_.trim(); });
+    armed_call([&] { pool_.trim(); });
     take(4096, nullptr);
-    armed_call([&] { heap_.poll(); });
+    armed_call([&] { pool_.poll(); });
     for (std::size_t index = 0; index < held_.size(); ++index) give(index, index % 2 == 0);
   }
 
@@ -117,9 +117,9 @@ class Program {
     Refusal refusal = Refusal::none;
     const Request request{.bytes = bytes, .alignment = 64, .side = stream == nullptr ? Side::cpu : Side::gpu,
                           .host_ordered = stream == nullptr, .stream = stream == nullptr ? nullptr : *stream};
-    armed_call([&] { held.ptr = static_cast<unsigned char*>(heap_.allocate(request, refusal, &zeroed)); });
+    armed_call([&] { held.ptr = static_cast<unsigned char*>(pool_.allocate(request, refusal, &zeroed)); });
     if (held.ptr == nullptr) return;
-    if (stream == &borrowed_) armed_call([&] { heap_.prefetch_new(held.ptr, bytes, *stream); });
+    if (stream == &borrowed_) armed_call([&] { pool_.prefetch_new(held.ptr, bytes, *stream); });
     held.bytes = bytes;
     if (zeroed && !all(held.ptr, end_bytes(held), 0)) fail("zeroed memory is not");
     mark(held);
@@ -150,17 +150,17 @@ class Program {
     if (held.ptr == nullptr) return;
     check(held);
     Freed freed = Freed::done;
-    armed_call([&] { freed = Heap::deallocate(process_, held.ptr, held.bytes, on_stream ? &owned_ : nullptr, {}); });
+    armed_call([&] { freed = TrackedPool::deallocate(process_, held.ptr, held.bytes, on_stream ? &owned_ : nullptr, {}); });
     if (freed != Freed::done) fail("a free was refused");
     held = {};
   }
 
   void resize() {
     for (Held& held : held_) {
-      if (held.ptr == nullptr || Heap::find(process_, held.ptr).span->side != Side::cpu) continue;
+      if (held.ptr == nullptr || TrackedPool::find(process_, held.ptr).span->side != Side::cpu) continue;
       check(held);
       void* moved = nullptr;
-      armed_call([&] { moved = Heap::reallocate(process_, held.ptr, held.bytes + 5000); });
+      armed_call([&] { moved = TrackedPool::reallocate(process_, held.ptr, held.bytes + 5000); });
       if (moved != nullptr) {
         held.ptr = static_cast<unsigned char*>(moved);
         if (held.ptr[0] != held.mark || held.ptr[held.bytes - 1] != held.mark) fail("a resized block lost its bytes");
@@ -173,23 +173,23 @@ class Program {
   }
 
   Process& process_;
-  Heap& heap_;
+  TrackedPool& pool_;
   CUstream owned_, borrowed_;
   std::array<Held, 64> held_{};
   std::size_t count_ = 0;
   unsigned char last_mark_ = 0;
 };
 
-Heap* relieved_heap = nullptr;
+TrackedPool* relieved_pool = nullptr;
 
 // As a callback of the user's would: it makes room by what takes memory itself for a while.
 bool relieve(std::size_t bytes, int attempt, bool) {
   if (attempt != 0) return false;
   const bool was_armed = std::exchange(armed, false);
   Refusal refusal;
-  if (void* ptr = relieved_heap->allocate(Request{.bytes = bytes, .alignment = 64}, refusal); ptr != nullptr) {
+  if (void* ptr = relieved_pool->allocate(Request{.bytes = bytes, .alignment = 64}, refusal); ptr != nullptr) {
     std::memset(ptr, 0xff, std::min<std::size_t>(bytes, 4096));
-    Heap::deallocate(relieved_heap->process(), ptr, Heap::kUnstated, nullptr, {});
+    TrackedPool::deallocate(relieved_pool->process(), ptr, TrackedPool::kUnstated, nullptr, {});
   }
   armed = was_armed;
   return true;
@@ -214,15 +214,15 @@ int main(int argc, char** argv) {
     process.driver.stream_create(&borrowed, CU_STREAM_NON_BLOCKING);
     // Where no device works, what is freed is used again at once; elsewhere it waits.
     for (const Driver* driver : {static_cast<const Driver*>(nullptr), static_cast<const Driver*>(&process.driver)}) {
-      auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), driver, context, PoolOptions{}, 0, 1,
+      auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), driver, context, PoolOptions{}, 0, 1,
                              Track::counters);
-      relieved_heap = &heap;
-      Program(process, heap, owned, borrowed).run();
-      if (heap.live_count() != 0 || heap.live_bytes() != 0) fail("blocks are left");
+      relieved_pool = &pool;
+      Program(process, pool, owned, borrowed).run();
+      if (pool.live_count() != 0 || pool.live_bytes() != 0) fail("blocks are left");
       if (process.ledger.current_bytes() != 0) fail("the ledger has entries");
       if (process.hints.size() != 0) fail("hints are left");
-      heap.retire();
-      heap.close();
+      pool.retire();
+      pool.close();
     }
     ++round_number;
   } while (failed && round_number < 10'000);

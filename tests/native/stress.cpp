@@ -1,4 +1,4 @@
-// Threads on one heap, for ThreadSanitizer and AddressSanitizer: reuse on streams of their own, stealing, frees by other
+// Threads on one pool, for ThreadSanitizer and AddressSanitizer: reuse on streams of their own, stealing, frees by other
 // threads, resizing, trimming and reading, all at once. Every live block holds a pattern that nobody else may touch.
 //   stress FAKE_DRIVER_LIBRARY THREADS STEPS
 #include <cstdio>
@@ -54,10 +54,10 @@ void hint(Process& process, const Held& held) {
 void give(Process& process, const Held& held, bool state_stream) {
   check(held);
   const CUstream* stream = held.host || !state_stream ? nullptr : &held.stream;
-  if (Heap::deallocate(process, held.ptr, held.bytes, stream, {}) != Freed::done) fail("a free was refused", held.ptr);
+  if (TrackedPool::deallocate(process, held.ptr, held.bytes, stream, {}) != Freed::done) fail("a free was refused", held.ptr);
 }
 
-void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsigned seed, long steps) {
+void work(Process& process, TrackedPool& pool, CUstream owned, CUstream borrowed, unsigned seed, long steps) {
   std::mt19937 random(seed);
   std::vector<Held> mine;
   const std::size_t sizes[] = {64, 200, 1024, 1024, 1024, 40'000, 300'000, 5'000'000};
@@ -72,7 +72,7 @@ void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsig
       request.host_ordered = held.host;
       request.stream = held.stream;
       Refusal refusal;
-      held.ptr = heap.allocate(request, refusal);
+      held.ptr = pool.allocate(request, refusal);
       if (held.ptr == nullptr) continue;
       mark(held);
       if (random() % 8 == 0) hint(process, held);
@@ -101,22 +101,22 @@ void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsig
       Held& held = mine.back();
       check(held);
       const std::size_t bytes = sizes[random() % std::size(sizes)];
-      if (void* moved = Heap::reallocate(process, held.ptr, bytes); moved != nullptr) {
+      if (void* moved = TrackedPool::reallocate(process, held.ptr, bytes); moved != nullptr) {
         held.ptr = moved;
         held.bytes = bytes;
         mark(held);
       }
     } else if (what < 96) {
-      heap.trim();
+      pool.trim();
     } else if (what < 97) {
-      heap.numbers();
-      heap.live_count();
+      pool.numbers();
+      pool.live_count();
     } else if (what < 98) {
       std::size_t count = 0;
       process.ledger.for_each([&](const Entry&) { ++count; });
       process.ledger.for_each_holder([&](const HolderKey&, const Usage&) { ++count; });
     } else if (!mine.empty()) {
-      const Heap::Found found = Heap::find(process, static_cast<char*>(mine.back().ptr) + 8);
+      const TrackedPool::Found found = TrackedPool::find(process, static_cast<char*>(mine.back().ptr) + 8);
       if (found.start != mine.back().ptr) fail("an interior pointer leads elsewhere", mine.back().ptr);
     }
   }
@@ -124,7 +124,7 @@ void work(Process& process, Heap& heap, CUstream owned, CUstream borrowed, unsig
 }
 
 // Wrong frees: all threads free the same block at once, and one gives it a hint meanwhile. One of them has it, and the hint ends.
-void free_at_once(Process& process, Heap& heap, int threads, int rounds) {
+void free_at_once(Process& process, TrackedPool& pool, int threads, int rounds) {
   std::atomic<int> round{0}, freed{0}, over{0};
   void* block = nullptr;
   std::vector<std::thread> workers;
@@ -133,7 +133,7 @@ void free_at_once(Process& process, Heap& heap, int threads, int rounds) {
       for (int turn = 1; turn <= rounds; ++turn) {
         while (round.load() < turn) std::this_thread::yield();
         if (index == 0) note_placement(&process, block, 0);
-        if (Heap::deallocate(process, block, Heap::kUnstated, nullptr, {}) == Freed::done) ++freed;
+        if (TrackedPool::deallocate(process, block, TrackedPool::kUnstated, nullptr, {}) == Freed::done) ++freed;
         ++over;
       }
     });
@@ -143,7 +143,7 @@ void free_at_once(Process& process, Heap& heap, int threads, int rounds) {
     request.bytes = 1024;
     request.alignment = 64;
     Refusal refusal;
-    block = heap.allocate(request, refusal);
+    block = pool.allocate(request, refusal);
     round.store(turn);
     while (over.load() < turn * threads) std::this_thread::yield();
     if (freed.load() != turn) fail("a block was freed by two threads, or by none", block);
@@ -173,11 +173,11 @@ void at_the_limit(Process& process, int threads, int rounds) {
   constexpr std::size_t kBytes = std::size_t{4} << 20;
   PoolOptions options;
   options.limit_bytes = threads * kBytes;
-  auto& heap = *new Heap(process, std::make_unique<SlowUpstream>(), nullptr, nullptr, options, -1, 2, Track::off);
+  auto& pool = *new TrackedPool(process, std::make_unique<SlowUpstream>(), nullptr, nullptr, options, -1, 2, Track::off);
   std::atomic<bool> over{false};
   std::thread trimmer([&] {
     while (!over.load()) {
-      heap.trim();
+      pool.trim();
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   });
@@ -189,10 +189,10 @@ void at_the_limit(Process& process, int threads, int rounds) {
       request.alignment = 64;
       for (int turn = 0; turn < rounds; ++turn) {
         Refusal refusal;
-        void* ptr = heap.allocate(request, refusal);
+        void* ptr = pool.allocate(request, refusal);
         if (ptr == nullptr) return fail("no memory, though there is enough", nullptr);
         std::this_thread::sleep_for(std::chrono::microseconds(100));
-        Heap::deallocate(process, ptr, kBytes, nullptr, {});
+        TrackedPool::deallocate(process, ptr, kBytes, nullptr, {});
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
     });
@@ -215,32 +215,32 @@ int main(int argc, char** argv) {
   process.driver.ctx_push(context);
   PoolOptions options;
   options.limit_bytes = std::size_t{1} << 31;
-  auto& heap = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context,
+  auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context,
                          options, 0, 1, Track::counters);
   std::vector<CUstream> streams(2 * threads);
   for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
   static int owner;
   for (int index = 0; index < threads; ++index) {
     KnownStream ref;
-    heap.resolve(streams[2 * index], ref);
-    heap.hold(ref, &owner);
+    pool.resolve(streams[2 * index], ref);
+    pool.hold(ref, &owner);
   }
-  auto& untracked = *new Heap(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
-  for (Heap* each : {&heap, &untracked}) free_at_once(process, *each, 2, 100'000);
+  auto& untracked = *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
+  for (TrackedPool* each : {&pool, &untracked}) free_at_once(process, *each, 2, 100'000);
   at_the_limit(process, threads, 300);
   std::vector<std::thread> workers;
   for (int index = 0; index < threads; ++index) {
     workers.emplace_back([&, index] {
       process.driver.ctx_push(context);
-      work(process, heap, streams[2 * index], streams[2 * index + 1], 17 + index, std::atol(argv[3]));
+      work(process, pool, streams[2 * index], streams[2 * index + 1], 17 + index, std::atol(argv[3]));
     });
   }
   for (std::thread& worker : workers) worker.join();
   for (const Held& held : shared) give(process, held, true);
-  if (heap.live_count() != 0 || heap.live_bytes() != 0 || process.ledger.current_bytes() != 0) fail("blocks are left", nullptr);
+  if (pool.live_count() != 0 || pool.live_bytes() != 0 || process.ledger.current_bytes() != 0) fail("blocks are left", nullptr);
   if (process.hints.size() != 0) fail("hints are left", nullptr);
-  heap.retire();
-  if (!heap.close()) fail("the heap does not close", nullptr);
+  pool.retire();
+  if (!pool.close()) fail("the pool does not close", nullptr);
   std::printf("%d problems\n", problems.load());
   return problems.load() == 0 ? 0 : 1;
 }

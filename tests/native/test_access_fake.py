@@ -18,15 +18,22 @@ MANAGED, CONCURRENT, PAGEABLE, UNIFIED = 83, 89, 88, 41
 THEIRS, POOL = 0x7F00_0000_0000, 0x5000
 
 
+def host_pool(**options: Any) -> Any:
+    """Return a pool of the native core, which may be loaded only once the fake driver is."""
+    from rmm_managed_bridge._native import pool
+
+    return pool.host_pool(**options)
+
+
 @pytest.fixture
 def bridge(fake: FakeCuda) -> Iterator[Any]:
     """The bridge, asking the fake for the traits of its devices anew."""
     import rmm_managed_bridge as bridge
-    from rmm_managed_bridge import traits
+    from rmm_managed_bridge import machine
 
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     yield bridge
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 def theirs(fake: FakeCuda, kind: int, *, device: int = 0, managed: bool = False, mempool: bool = False) -> int:
@@ -37,9 +44,9 @@ def theirs(fake: FakeCuda, kind: int, *, device: int = 0, managed: bool = False,
 
 
 @pytest.mark.behaviour("D5")
-def test_kinds_of_ours_need_no_question(fake: FakeCuda, bridge: Any, core: Any) -> None:
+def test_kinds_of_ours_need_no_question(fake: FakeCuda, bridge: Any) -> None:
     for kind in ("managed", "system", "device", "pinned", "host"):
-        heap = core.host_heap(ordered=True, device=0, kind=kind)
+        heap = host_pool(ordered=True, device=0, kind=kind)
         ptr = heap.allocate(MIB, stream=0)
         fake.clear()
         assert bridge.memory_kind(ptr) == bridge.memory_kind(ptr + 4096) == kind
@@ -90,11 +97,11 @@ def test_managed_memory_follows_what_the_devices_can_do(fake: FakeCuda, bridge: 
 
 @pytest.mark.behaviour("D5")
 @pytest.mark.parametrize("able", [1, 0])
-def test_host_memory_follows_what_the_devices_can_do(fake: FakeCuda, bridge: Any, core: Any, able: int) -> None:
+def test_host_memory_follows_what_the_devices_can_do(fake: FakeCuda, bridge: Any, able: int) -> None:
     for device in range(2):
         fake.set_attribute(device, PAGEABLE, able)
         fake.set_attribute(device, UNIFIED, able)
-    heap = core.host_heap(kind="system", device=0, ordered=True)
+    heap = host_pool(kind="system", device=0, ordered=True)
     ptr = heap.allocate(100)
     pinned = theirs(fake, HOST)
     for x in (np.ones(10), ptr, pinned):
@@ -186,16 +193,16 @@ def read_from(ptr: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def test_checked_access_makes_views_ask(fake: FakeCuda, bridge: Any, core: Any) -> None:
+def test_checked_access_makes_views_ask(fake: FakeCuda, bridge: Any) -> None:
     bench = Bench(fake)
     ptr = bench.allocate(40, cpu=True)
     array = np.frombuffer((ctypes.c_char * 40).from_address(ptr), "f4")
     with bridge.checked_access():
         assert bridge.as_numpy(array) is array
         fake.set_attribute(0, CONCURRENT, 0)
-        from rmm_managed_bridge import traits
+        from rmm_managed_bridge import machine
 
-        traits.device_traits.cache_clear()
+        machine.device_traits.cache_clear()
         with pytest.raises(bridge.AccessError, match="no concurrent managed access"):
             bridge.as_numpy(array)
         with pytest.raises(bridge.AccessError, match="no concurrent managed access"):
@@ -207,8 +214,8 @@ def test_checked_access_makes_views_ask(fake: FakeCuda, bridge: Any, core: Any) 
 
 @pytest.mark.behaviour("D6")
 @pytest.mark.parametrize("kind", ["managed", "device", "system", "host"])
-def test_an_ipc_handle_is_refused_with_what_to_do_instead(fake: FakeCuda, bridge: Any, core: Any, kind: str) -> None:
-    heap = core.host_heap(ordered=True, device=0, kind=kind)
+def test_an_ipc_handle_is_refused_with_what_to_do_instead(fake: FakeCuda, bridge: Any, kind: str) -> None:
+    heap = host_pool(ordered=True, device=0, kind=kind)
     ptr = heap.allocate(MIB, stream=0)
     with pytest.raises(bridge.AccessError, match=r"no IPC handle: .*(\n|.)*shared_memory(.|\n)*cudaMalloc") as caught:
         bridge.ipc_handle(ptr)

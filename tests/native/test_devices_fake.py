@@ -11,7 +11,7 @@ from helpers.noting import Call, noting
 from helpers.programs import HostMemory
 from helpers.waiting import eventually
 
-from rmm_managed_bridge._native import framework_entry
+from rmm_managed_bridge._native import cupy_entry, torch_entry
 
 pytestmark = pytest.mark.fake_driver
 MIB = 1 << 20
@@ -40,9 +40,10 @@ def upstreams(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstr
     """RMM with such resources on both devices, and its current device that of the fake."""
     import rmm._cuda.gpu
 
-    from rmm_managed_bridge import resource, traits
+    from rmm_managed_bridge import machine
+    from rmm_managed_bridge.lifecycle import resource
 
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     before = [rmm.mr.get_per_device_resource(device) for device in range(2)]
     upstreams = Upstreams()
     monkeypatch.setattr(rmm._cuda.gpu, "getDevice", fake.lib.fake_current)
@@ -57,7 +58,7 @@ def upstreams(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstr
     yield upstreams
     for device in range(2):
         rmm.mr.set_per_device_resource(device, before[device])
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 @pytest.fixture
@@ -154,13 +155,13 @@ def test_reinitialising_one_device_leaves_none_untracked(
 
 def test_a_device_that_was_not_asked_for_says_what_to_do(upstreams: Upstreams) -> None:
     import rmm_managed_bridge as bridge
-    from rmm_managed_bridge._native import core
+    from rmm_managed_bridge._native import pool as native_pool
 
     with bridge.installed("managed", devices=[0], frameworks=[]):
         with pytest.raises(bridge.InstallError, match="no pool of the bridge serves device 1"):
-            core.heap_serving(1)
-        guest = framework_entry.TorchGuest(lambda handle, device: None)
-        guest.use(0, core.heap_serving(0))
+            native_pool.pool_serving(1)
+        guest = torch_entry.TorchEntry(lambda handle, device: None)
+        guest.use(0, native_pool.pool_serving(0))
         guest.use(1, None)
         with pytest.raises(RuntimeError, match=r"on device 1: no pool of the bridge serves this device(.|\n)*devices="):
             guest.malloc(MIB, 1, 0)
@@ -190,12 +191,12 @@ def test_cupys_blocks_on_two_devices(fake: FakeCuda, bridge: Any, make_guest: Ca
 @pytest.fixture
 def make_guest(bridge: Any) -> Callable[[], Any]:
     """Return CuPy's entry points on the pools that are installed, with the legacy stream as CuPy's current one."""
-    from rmm_managed_bridge._native import core
+    from rmm_managed_bridge._native import pool as native_pool
 
     def make() -> Any:
-        guest = framework_entry.CupyGuest(lambda device: 0, lambda handle, device: None, lambda *_: None)
+        guest = cupy_entry.CupyEntry(lambda device: 0, lambda handle, device: None, lambda *_: None)
         for device in range(2):
-            guest.use(device, core.heap_serving(device))
+            guest.use(device, native_pool.pool_serving(device))
         return guest
 
     return make
@@ -210,7 +211,7 @@ def test_upstream_sees_one_stream_which_is_the_bridges_own(fake: FakeCuda, upstr
     resource = bridge.ManagedBridgeResource(top, device=0)
     streams = [fake.stream(blocking=bool(number % 2)) for number in range(4)]
     streams += [fake.ambient(handle) for handle in (LEGACY, PER_THREAD)]
-    heap = resource.heap
+    heap = resource.pool
     blocks = [heap.allocate((20 + number) * MIB, stream=stream.handle) for number, stream in enumerate(streams)]
     host = heap.allocate(50 * MIB, cpu=True)
     for block, stream in zip(blocks, streams, strict=True):

@@ -14,8 +14,8 @@ from fake_cuda.pool import MIB, Bench
 from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import traits
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge import machine
+from rmm_managed_bridge._native import pool as native_pool
 
 pytestmark = pytest.mark.fake_driver
 
@@ -26,19 +26,19 @@ class FakePools(UnattachedPools):
     """The pools of `install` on the fake driver: RMM's own classes need the real runtime."""
 
     def _make(self, device: int) -> Any:
-        concurrent = traits.device_traits(device).concurrent_managed_access
-        heap = core.host_heap(ordered=True, device=device, kind="managed", concurrent=concurrent)
+        concurrent = machine.device_traits(device).concurrent_managed_access
+        heap = native_pool.host_pool(ordered=True, device=device, kind="managed", concurrent=concurrent)
         return SimpleNamespace(heap=heap)
 
 
 @pytest.fixture
 def device(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Return ``device(number, attribute, value)``, and let `install` make pools on the fake."""
-    install = sys.modules["rmm_managed_bridge.install"]
+    install = sys.modules["rmm_managed_bridge.lifecycle.install"]
     monkeypatch.setattr(install, "RmmPools", FakePools)
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     yield fake.set_attribute
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 def _install(**arguments: Any) -> list[str]:
@@ -97,7 +97,7 @@ def test_of_mixed_devices_the_least_able_one_decides(device: Any) -> None:
     assert _kind_of_numpy() == "host"
     bridge.uninstall()
     device(1, MANAGED_MEMORY, 0)
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     assert bridge.detect_backend() == ("managed", "the device supports managed memory")
     assert bridge.detect_backend("all") == ("host", "device 1 does not support managed memory")
 

@@ -8,7 +8,7 @@ from fake_cuda import LEGACY, FakeCuda, Stream
 from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import streams
+from rmm_managed_bridge.arrays import streams
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.behaviour("I1")]
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import HintSkip, traits
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge import HintSkip, machine
+from rmm_managed_bridge._native import process as native_process
 
 pytestmark = pytest.mark.fake_driver
 
@@ -181,7 +181,7 @@ def test_hints_for_a_device_without_concurrent_access_are_skipped(hints: FakeHin
         assert not result and result.reason == HintSkip.NO_CONCURRENT_ACCESS
     assert bridge.prefetch(eight, 0)
     bench.fake.set_attribute(0, CONCURRENT_MANAGED_ACCESS, 0)
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     hints.reached.clear()
     for result in (bridge.prefetch(eight, "cpu"), bridge.advise(eight, read_mostly=True), bridge.discard(eight)):
         assert not result and result.reason == HintSkip.NO_CONCURRENT_ACCESS
@@ -359,7 +359,7 @@ def test_what_is_larger_than_the_device_is_not_prefetched_to_it(hints: FakeHints
 
 
 def test_a_process_that_is_ending_gives_no_hints(hints: FakeHints, eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "phase", lambda: "exiting")
+    monkeypatch.setattr(native_process, "phase", lambda: "exiting")
     for result in (bridge.prefetch(eight, 0), bridge.advise(eight, read_mostly=True), bridge.discard(eight)):
         assert result.reason == HintSkip.ENDED
     assert hints.reached == []

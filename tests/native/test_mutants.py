@@ -147,7 +147,7 @@ MUTANTS = {
         "if (false) return refuse_free(",
     ),
     "advice outlives its block": Mutant(
-        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(found.start);", ""
+        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] pool->end_hints(found.start);", ""
     ),
     "a resized block takes its advice along": Mutant(
         "pool/resize.cpp",

@@ -34,7 +34,7 @@ class CudaStream:
 @pytest.fixture
 def resource(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[bridge.ManagedBridgeResource]:
     """A bridge resource over C memory that passes for managed memory, as RMM's resource of device 0."""
-    from rmm_managed_bridge import resource
+    from rmm_managed_bridge.lifecycle import resource
 
     monkeypatch.setattr(resource, "kind_of_resource", lambda mr: "managed")
     memory, before = HostMemory(), rmm.mr.get_per_device_resource(0)

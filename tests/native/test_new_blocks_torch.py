@@ -11,7 +11,7 @@ from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge import Hints, HintSkip
-from rmm_managed_bridge._native import framework_entry, hint_table
+from rmm_managed_bridge._native import hint_table, torch_entry
 from rmm_managed_bridge.hints.pages import outwards
 
 pytestmark = pytest.mark.fake_driver
@@ -27,7 +27,7 @@ def counts_at_zero(hints: FakeHints) -> None:
 @pytest.fixture(params=["torch", "torch pool"])
 def torch(request: pytest.FixtureRequest, bench: Bench) -> Callable[..., int]:
     """Allocate as PyTorch does, for each tensor or for a segment of its `MemPool`; with `heap`, from that one."""
-    guest = framework_entry.TorchGuest(lambda handle, device: None)
+    guest = torch_entry.TorchEntry(lambda handle, device: None)
     guest.use(0, bench.heap)
     guest.use(1, None)
 

@@ -262,7 +262,7 @@ def test_stats_and_reads_of_the_driver_keep_the_threads_mode_and_context(bench: 
     bench.heap.trim()
     assert bench.fake.lib.fake_thread_mode() == GLOBAL
     assert bench.fake.lib.fake_context_depth() == 1
-    assert bench.core.current_device() == 1
+    assert bench.native_process.current_device() == 1
     bench.fake.set_current(0)
 
 

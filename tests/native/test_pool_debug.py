@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fake_driver
 def test_a_right_program_on_many_short_lived_streams_gives_everything_back(
     fake: FakeCuda, stream_is_stated: bool
 ) -> None:
-    bench = Bench(fake, pool="off")
+    bench = Bench(fake, pool="debug")
     kept: list[int] = []
     for _ in range(20):
         stream = bench.owned()
@@ -45,7 +45,7 @@ def test_a_right_program_on_many_short_lived_streams_gives_everything_back(
 @pytest.mark.parametrize("handle", [PER_THREAD, None])
 def test_a_block_freed_in_a_capture_waits_for_no_longer_than_that(fake: FakeCuda, handle: int | None) -> None:
     """A stream is known from before its capture, also where no block is ever taken again in front."""
-    bench = Bench(fake, pool="off")
+    bench = Bench(fake, pool="debug")
     stream = bench.owned() if handle is None else fake.ambient(handle)
     ptr = bench.allocate(20 * KIB, stream)
     fake.begin_capture(stream)

@@ -7,7 +7,8 @@ import pytest
 from fake_cuda import PER_THREAD, FakeCuda
 from fake_cuda.pool import KIB, MIB, Bench
 
-from rmm_managed_bridge._native import blocks, core, ledger
+from rmm_managed_bridge._native import blocks, ledger
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.errors import BridgeError, ForeignPointerError
 
 pytestmark = pytest.mark.fake_driver
@@ -90,7 +91,7 @@ def test_a_double_free_while_the_block_is_in_quarantine(bench: Bench) -> None:
     bench.free(array)
     with pytest.raises(ForeignPointerError):
         bench.heap.deallocate(array)
-    assert not blocks.expose(array, stream.handle)
+    assert not blocks.record_stream(array, stream.handle)
     assert not blocks.order(array, stream.handle)
     bench.fake.finish(operation)
     with pytest.raises(ForeignPointerError):
@@ -135,7 +136,7 @@ def test_work_on_one_device_does_not_land_on_another(fake: FakeCuda, current: in
         blocks.synchronize(array)
         second.free(array)
         depth.append(fake.lib.fake_context_depth())
-        ended.append(core.current_device())
+        ended.append(native_process.current_device())
 
     thread = threading.Thread(target=free)
     thread.start()

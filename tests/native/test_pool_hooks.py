@@ -7,7 +7,7 @@ import pytest
 from fake_cuda import FakeCuda
 from fake_cuda.pool import MIB, Bench
 
-from rmm_managed_bridge._native import framework_entry, ledger
+from rmm_managed_bridge._native import cupy_entry, ledger
 
 pytestmark = pytest.mark.fake_driver
 
@@ -19,7 +19,7 @@ def no_call(*arguments: object) -> Any:
 
 def guest_of(bench: Bench, ask_stream: Callable[[int], int], hold_stream: Callable[..., Any] = no_call) -> Any:
     """Return CuPy's entry points on the heaps of `bench`, with a stub CuPy that has the streams."""
-    guest = framework_entry.CupyGuest(ask_stream, hold_stream, no_call)
+    guest = cupy_entry.CupyEntry(ask_stream, hold_stream, no_call)
     guest.use(bench.device, bench.heap)
     return guest
 

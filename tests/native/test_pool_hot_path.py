@@ -93,7 +93,7 @@ def test_the_legacy_stream_is_never_asked_for_its_id(bench: Bench) -> None:
     bench.fake.begin_capture(blocking)
     for handle in (0, 1):
         ptr = bench.heap.allocate(1024, stream=handle)
-        bench.blocks.expose(ptr, handle)
+        bench.blocks.record_stream(ptr, handle)
         bench.heap.deallocate(ptr, stream=handle)
     bench.heap.trim()
     assert bench.fake.end_capture(blocking)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from rmm_managed_bridge._native import ledger, notices, numpy_handler
+from rmm_managed_bridge._native import messages, numpy_handler
 from rmm_managed_bridge.errors import BridgeError
 
 pytestmark = pytest.mark.fake_driver
@@ -259,7 +259,7 @@ class PoolMachine(StreamMachine):
         numbers = [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches]
 
         def action() -> None:
-            assert block.bench.core.phase() == "forked"
+            assert block.bench.native_process.phase() == "forked"
             for use in uses:
                 attempt(use, block.bench, line.stream, block.ptr)
             assert self.fake.trace() == []
@@ -324,7 +324,7 @@ class PoolMachine(StreamMachine):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_the_pool_is_safe_in_every_interleaving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deterministic as it stands; random and as long as wanted with BRIDGE_MACHINE_EXAMPLES."""
-    monkeypatch.setattr(notices, "warn", ledger.take_notices)  # of quarantines that are full for good reasons
+    monkeypatch.setattr(messages, "warn", lambda pending: None)  # of quarantines that are full for good reasons
     monkeypatch.setattr("rmm_managed_bridge._native.pressure.collect_garbage", lambda: None)
     run_state_machine_as_test(
         PoolMachine,

@@ -31,13 +31,13 @@ def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
     bench.fake.clear()
 
     def action() -> None:
-        assert bench.core.phase() == "forked"
+        assert bench.native_process.phase() == "forked"
         attempt(use, bench, stream, ptr)
         assert bench.fake.trace() == []
         assert (bench.heap.numbers, bench.heap.live_count) == before, "nothing is freed into the parent's pool"
 
     assert in_forked_child(action) == ""
-    assert bench.core.phase() == "running"
+    assert bench.native_process.phase() == "running"
     bench.free(ptr, stream)
 
 
@@ -58,14 +58,14 @@ def test_no_driver_call_once_shutdown_has_begun(fake: FakeCuda) -> None:
         fake_cuda.FakeCuda(fake_cuda.build()).tell_at_exit()  # before the core is loaded, and so after its end
 
         def use_once_more():  # registered before the core's own handler, so it runs after that
-            assert core.phase() == "exiting"
+            assert native_process.phase() == "exiting"
             bench.heap.deallocate(keep[1], stream=stream.handle)
             bench.heap.trim()
             bench.heap.drop_unused_streams()
             os.write(1, b"handler\\n")
 
         atexit.register(use_once_more)
-        from rmm_managed_bridge._native import core
+        from rmm_managed_bridge._native import process as native_process
         fake = fake_cuda.load()
         from fake_cuda.pool import Bench, MIB
         fake.set_current(0)

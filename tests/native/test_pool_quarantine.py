@@ -46,7 +46,7 @@ def test_below_the_limit_nothing_waits(fake: FakeCuda) -> None:
     bench = Bench(fake, quarantine_limit_bytes=64 * MIB, patience_ms=60_000)
     held_back(bench, 48 * MIB)
     bench.allocate(48 * MIB, cpu=True)
-    assert bench.ledger.take_notices() == []
+    assert bench.ledger.take_pending_warnings() == []
     assert bench.close()
 
 
@@ -81,14 +81,15 @@ def test_only_recorded_streams_are_waited_for_if_that_was_chosen(fake: FakeCuda,
 @pytest.mark.behaviour("M4")
 def test_without_a_limit_a_managed_pool_may_outgrow_the_device(fake: FakeCuda) -> None:
     """Managed memory may: the driver moves pages out. Only more than all memory there is is refused unasked."""
-    from rmm_managed_bridge._native import core
+    from rmm_managed_bridge._native import pool as native_pool
+    from rmm_managed_bridge._native import process as native_process
 
     fake.set_memory(64 * MIB)
-    heap = core.host_heap(ordered=True, device=0, kind="managed")
+    heap = native_pool.host_pool(ordered=True, device=0, kind="managed")
     blocks = [heap.allocate(8 * MIB, cpu=True) for _ in range(12)]
     assert heap.numbers[0] >= 96 * MIB
     with pytest.raises(MemoryError, match="cannot allocate"):
-        heap.allocate(core.physical_bytes() + MIB)
+        heap.allocate(native_process.physical_bytes() + MIB)
     for ptr in blocks:
         heap.deallocate(ptr)
     assert heap.retire()

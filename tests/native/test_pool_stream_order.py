@@ -183,7 +183,7 @@ def test_a_stream_object_is_held_while_a_block_names_it_and_dropped_behind_an_ev
 def test_a_stream_object_that_the_program_holds_is_kept(bench: Bench) -> None:
     stream = bench.owned()
     assert bench.heap.drop_unused_streams() == 0
-    assert not bench.heap.adopt(stream.handle, object()), "held already"
+    assert not bench.heap.hold(stream.handle, object()), "held already"
 
 
 @pytest.mark.behaviour("G1")

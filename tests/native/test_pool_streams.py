@@ -223,10 +223,10 @@ def test_devices_do_not_take_each_others_streams_for_theirs(fake: FakeCuda) -> N
 @pytest.mark.behaviour("G1")
 def test_pytorchs_record_stream_on_a_captured_stream_that_was_never_seen_is_not_forgotten(fake: FakeCuda) -> None:
     """Nothing can be raised there: the block is lost when it is freed."""
-    from rmm_managed_bridge._native import framework_entry
+    from rmm_managed_bridge._native import torch_entry
 
     bench = Bench(fake, limit_bytes=16 * MIB)
-    guest = framework_entry.TorchGuest(lambda handle, device: None)
+    guest = torch_entry.TorchEntry(lambda handle, device: None)
     guest.use(0, bench.heap)
     stream, side = bench.owned(), bench.borrowed()
     ptr = guest.malloc(16 * MIB, 0, stream.handle)

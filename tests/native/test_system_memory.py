@@ -12,8 +12,9 @@ from fake_cuda.pool import MIB, Bench
 from helpers.stub_pools import UnattachedPools
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import resource, traits
-from rmm_managed_bridge._native import core
+from rmm_managed_bridge import machine
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.lifecycle import resource
 
 pytestmark = pytest.mark.fake_driver
 
@@ -30,7 +31,7 @@ class Resource:
     def __init__(self, upstream: Any, *, device: int, track: str, **settings: Any) -> None:
         del settings
         assert isinstance(upstream, SystemMemory)
-        self.heap = core.host_heap(ordered=True, device=device, kind="system", track=track)
+        self.heap = native_pool.host_pool(ordered=True, device=device, kind="system", track=track)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return ``install(pageable=...)`` for the system backend on the fake driver."""
     from rmm._cuda import gpu
 
-    monkeypatch.setattr(sys.modules["rmm_managed_bridge.install"], "RmmPools", UnattachedPools)
+    monkeypatch.setattr(sys.modules["rmm_managed_bridge.lifecycle.install"], "RmmPools", UnattachedPools)
     monkeypatch.setattr(rmm.mr, "SystemMemoryResource", SystemMemory)
     monkeypatch.setattr(resource, "ManagedBridgeResource", Resource)
     monkeypatch.setattr(gpu, "getDevice", lambda: 0)
@@ -46,11 +47,11 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def install(*, pageable: bool) -> Any:
         fake.set_attribute(0, PAGEABLE, int(pageable))
-        traits.device_traits.cache_clear()
+        machine.device_traits.cache_clear()
         return bridge.installed("system", frameworks=["numpy"])
 
     yield install
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 def kind_of_new() -> tuple[str, int]:
@@ -84,12 +85,12 @@ def test_it_is_refused_elsewhere_and_nothing_is_installed(install: Any) -> None:
 
 @pytest.mark.behaviour("D5")
 def test_numpy_goes_to_system_memory_for_a_block_beside_another_pool(bench: Bench) -> None:
-    system = core.host_heap(ordered=True, device=0, kind="system")
+    system = native_pool.host_pool(ordered=True, device=0, kind="system")
     later = Bench(bench.fake)
     try:
         with bridge.numpy_allocator("system"):
             array = np.ones(MIB, "u1")
-            assert core.heap_containing(array.ctypes.data) is system
+            assert native_pool.pool_containing(array.ctypes.data) is system
             with bridge.numpy_allocator("managed"):
                 assert kind_of_new() == ("managed", 0)
         stream, ptr = later.owned(), array.ctypes.data

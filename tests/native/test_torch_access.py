@@ -11,7 +11,7 @@ from fake_cuda.pool import Bench
 from helpers import stub_torch
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge import traits
+from rmm_managed_bridge import machine
 
 pytestmark = pytest.mark.fake_driver
 
@@ -37,11 +37,11 @@ def able(fake: FakeCuda) -> Iterator[Any]:
 
     def set_attribute(device: int, attribute: int, value: int) -> None:
         fake.set_attribute(device, attribute, value)
-        traits.device_traits.cache_clear()
+        machine.device_traits.cache_clear()
 
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
     yield set_attribute
-    traits.device_traits.cache_clear()
+    machine.device_traits.cache_clear()
 
 
 @pytest.mark.behaviour("D5")

@@ -8,14 +8,14 @@ import pytest
 from fake_cuda import GLOBAL, PER_THREAD, RELAXED, THREAD_LOCAL, FakeCuda, Stream
 from fake_cuda.pool import MIB, Bench
 
-from rmm_managed_bridge._native import framework_entry, ledger
+from rmm_managed_bridge._native import ledger, torch_entry
 
 pytestmark = pytest.mark.fake_driver
 
 
 def guest_of(*benches: Bench, hold: Callable[[int, int], None] = lambda handle, device: None) -> Any:
     """Return PyTorch's entry points on the heaps of `benches`."""
-    guest = framework_entry.TorchGuest(hold)
+    guest = torch_entry.TorchEntry(hold)
     for device in range(2):
         guest.use(device, None)
     for bench in benches:

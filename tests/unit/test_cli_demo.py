@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmm_managed_bridge.cli import demo_fields, demo_run, demo_stages
-from rmm_managed_bridge.cli.demo_fields import SharedField, make_field
+from rmm_managed_bridge.cli.demo import fields, run, stages
+from rmm_managed_bridge.cli.demo.fields import SharedField, make_field
 from rmm_managed_bridge.cli.main import main
 from rmm_managed_bridge.errors import BackendError, BridgeError
 from rmm_managed_bridge.records import Allocation, CallSite, Peak, Snapshot
@@ -73,9 +73,9 @@ class InventedBridge:
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> InventedBridge:
     bridge = InventedBridge()
-    for module in (demo_run, demo_fields, demo_stages):
+    for module in (run, fields, stages):
         monkeypatch.setattr(module, "bridge", bridge)
-    monkeypatch.setattr(demo_run, "import_warp", lambda: False)
+    monkeypatch.setattr(run, "import_warp", lambda: False)
     return bridge
 
 
@@ -123,7 +123,7 @@ def test_wrong_answer_is_code_1(
     def stand_still(self: object, previous: SharedField, current: SharedField, following: SharedField) -> None:
         following.numpy[...] = current.numpy
 
-    monkeypatch.setattr(demo_stages.NumpyStage, "step", stand_still)
+    monkeypatch.setattr(stages.NumpyStage, "step", stand_still)
     assert run_demo() == 1
     captured = capsys.readouterr()
     assert "FAIL differs from the exact solution" in captured.out

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rmm_managed_bridge.cli.demo_sampler import MemorySampler, thin
+from rmm_managed_bridge.cli.demo.sampler import MemorySampler, thin
 from rmm_managed_bridge.reports.timeline import MemorySample
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from rmm_managed_bridge.cli.demo_photograph import prepare_field
-from rmm_managed_bridge.cli.demo_wave import (
+from rmm_managed_bridge.cli.demo.photograph import prepare_field
+from rmm_managed_bridge.cli.demo.wave import (
     COURANT_SQUARED,
     Check,
     Field,

@@ -16,24 +16,24 @@
 
 namespace rmm_bridge {
 
-class Kept {
+class BackgroundTask {
  public:
   using Delay = std::chrono::milliseconds;
   static constexpr Delay kNever = Delay::max();
 
-  // Called by the keeper's thread, without locks. Returns when it wants to be called again at the latest.
-  virtual Delay keep() noexcept = 0;
+  // Called by the background thread, without locks. Returns when it wants to be called again at the latest.
+  virtual Delay run() noexcept = 0;
 
  protected:
-  ~Kept() = default;
+  ~BackgroundTask() = default;
 };
 
-class Keeper {
+class BackgroundThread {
  public:
-  // `kept` outlives everything. Throws std::bad_alloc.
-  void add(Kept* kept) {
+  // `task` outlives everything. Throws std::bad_alloc.
+  void add(BackgroundTask* task) {
     std::scoped_lock lock(lock_);
-    kept_.push_back(kept);
+    tasks_.push_back(task);
   }
 
   // Everybody is asked soon. False if there can be no thread: then the caller does without.
@@ -66,7 +66,7 @@ class Keeper {
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_t thread;
     const auto body = [](void* self) -> void* {
-      static_cast<Keeper*>(self)->run();
+      static_cast<BackgroundThread*>(self)->run();
       return nullptr;
     };
     const bool made = pthread_create(&thread, &detached, body, this) == 0;
@@ -76,22 +76,22 @@ class Keeper {
   }
 
   void run() noexcept {
-    pthread_setname_np(pthread_self(), "bridge-keeper");
+    pthread_setname_np(pthread_self(), "bridge-thread");
     std::unique_lock lock(lock_);
     while (!stopped_) {
       awake_ = false;
       busy_ = true;
-      Kept::Delay next = Kept::kNever;
-      for (std::size_t index = 0; index < kept_.size() && !stopped_; ++index) {
-        Kept* kept = kept_[index];
+      BackgroundTask::Delay next = BackgroundTask::kNever;
+      for (std::size_t index = 0; index < tasks_.size() && !stopped_; ++index) {
+        BackgroundTask* task = tasks_[index];
         lock.unlock();
-        next = std::min(next, kept->keep());
+        next = std::min(next, task->run());
         lock.lock();
       }
       busy_ = false;
       changed_.notify_all();
       const auto ready = [&] { return awake_ || stopped_; };
-      if (next == Kept::kNever) {
+      if (next == BackgroundTask::kNever) {
         changed_.wait(lock, ready);
       } else {
         changed_.wait_for(lock, next, ready);
@@ -101,7 +101,7 @@ class Keeper {
 
   std::mutex lock_;
   std::condition_variable changed_;
-  std::vector<Kept*> kept_;
+  std::vector<BackgroundTask*> tasks_;
   bool started_ = false;
   bool awake_ = false;
   bool busy_ = false;

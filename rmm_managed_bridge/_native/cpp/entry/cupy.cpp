@@ -8,13 +8,13 @@ namespace {
 
 [[noreturn]] void python_error() { throw std::runtime_error("a Python error is set"); }
 
-CUstream stream_now(CupyGuest& guest, int device) {
-  if (guest.current_stream != nullptr) {
-    const std::intptr_t handle = guest.current_stream();
+CUstream stream_now(CupyState& state, int device) {
+  if (state.current_stream != nullptr) {
+    const std::intptr_t handle = state.current_stream();
     if (handle == 0 && PyErr_Occurred()) python_error();
     return reinterpret_cast<CUstream>(handle);
   }
-  PyObject* asked = PyObject_CallFunction(guest.ask_stream, "i", device);
+  PyObject* asked = PyObject_CallFunction(state.ask_stream, "i", device);
   if (asked == nullptr) python_error();
   void* handle = PyLong_AsVoidPtr(asked);
   Py_DECREF(asked);
@@ -51,32 +51,32 @@ void check(PyObject* result) {
 }  // namespace
 
 void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
-  auto& guest = *static_cast<CupyGuest*>(param);
+  auto& state = *static_cast<CupyState*>(param);
   const SetAside pending;
-  Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
-  const CUstream stream = heap == nullptr ? nullptr : stream_now(guest, device);
+  TrackedPool* pool = device >= 0 && device < kDevices ? state.pools[device].load(std::memory_order_acquire) : nullptr;
+  const CUstream stream = pool == nullptr ? nullptr : stream_now(state, device);
   Refusal refusal = Refusal::out_of_memory;
   void* ptr = nullptr;
-  if (heap != nullptr) {
+  if (pool != nullptr) {
     const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false, .may_collect = true,
-                          .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
+                          .stream = stream, .who = state.origin->capture(state.framework, pool->track())};
     bool held = true;
-    ptr = heap->allocate_in_place(request, refusal, nullptr, &held);
+    ptr = pool->allocate_in_place(request, refusal, nullptr, &held);
     if (!held) {
       // Without it the block is only waited for more broadly; an error here must not lose the block.
-      PyObject* done = PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device);
-      if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
+      PyObject* done = PyObject_CallFunction(state.hold_stream, "Ki", reinterpret_cast<unsigned long long>(stream), device);
+      if (done == nullptr) PyErr_WriteUnraisable(state.hold_stream);
       Py_XDECREF(done);
     }
-    if (ptr != nullptr && guest.hint != nullptr && bytes >= guest.process->least_hinted_bytes.load(std::memory_order_relaxed)) {
-      PyObject* done = PyObject_CallFunction(guest.hint, "KnK", reinterpret_cast<unsigned long long>(ptr),
+    if (ptr != nullptr && state.hint != nullptr && bytes >= state.process->least_hinted_bytes.load(std::memory_order_relaxed)) {
+      PyObject* done = PyObject_CallFunction(state.hint, "KnK", reinterpret_cast<unsigned long long>(ptr),
                                              static_cast<Py_ssize_t>(bytes), reinterpret_cast<unsigned long long>(stream));
-      if (done == nullptr) PyErr_WriteUnraisable(guest.hint);
+      if (done == nullptr) PyErr_WriteUnraisable(state.hint);
       Py_XDECREF(done);
     }
   }
   if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
-    check(PyObject_CallFunction(guest.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),
+    check(PyObject_CallFunction(state.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),
                                 static_cast<int>(refusal), static_cast<Py_ssize_t>(bytes), device));
     PyErr_SetString(PyExc_MemoryError, "rmm_managed_bridge: out of memory");
     python_error();
@@ -85,8 +85,8 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
 }
 
 void bridge_cupy_free(void* param, void* ptr, int) {
-  auto& guest = *static_cast<CupyGuest*>(param);
+  auto& state = *static_cast<CupyState*>(param);
   Provenance who;
-  who.framework = guest.framework;
-  Heap::deallocate(*guest.process, ptr, Heap::kUnstated, nullptr, who);
+  who.framework = state.framework;
+  TrackedPool::deallocate(*state.process, ptr, TrackedPool::kUnstated, nullptr, who);
 }

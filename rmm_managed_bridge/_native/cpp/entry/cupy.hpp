@@ -8,11 +8,11 @@
 
 namespace rmm_bridge {
 
-struct CupyGuest {
+struct CupyState {
   Process* process = nullptr;
   Origin* origin = nullptr;
   std::uint8_t framework = 0;
-  DeviceHeaps heaps{};
+  DevicePools pools{};
   // CuPy's own, private C function, if it has the signature that we know; then no Python runs for a stream we hold.
   std::intptr_t (*current_stream)() = nullptr;
   PyObject* ask_stream = nullptr;  // ask_stream(device) -> handle, where the function above is null

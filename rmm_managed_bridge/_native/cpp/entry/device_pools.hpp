@@ -10,7 +10,7 @@ namespace rmm_bridge {
 
 inline constexpr int kDevices = 64;
 
-using DeviceHeaps = std::array<std::atomic<Heap*>, kDevices>;
+using DevicePools = std::array<std::atomic<TrackedPool*>, kDevices>;
 
 }  // namespace rmm_bridge
 

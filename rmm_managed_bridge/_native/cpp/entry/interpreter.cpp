@@ -59,7 +59,7 @@ void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
   process->release_gil = release_gil;
   process->restore_gil = restore_gil;
   process->on_closed = soon<call_closed>;
-  process->on_notice = soon<call_warnings>;
+  process->on_warning = soon<call_warnings>;
   process->relieve = relieve;
   // A child shares our pages but not our threads. Python's own at-fork hooks would miss forks made by native code.
   pthread_atfork([] { connected->lock_for_fork(); }, [] { connected->unlock_after_fork(); }, after_fork_in_child);
@@ -68,7 +68,7 @@ void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
 void begin_exit(Process* process) {
   process->enter(Phase::exiting);
   PyThreadState* const state = PyEval_SaveThread();
-  process->keeper.stop(std::chrono::seconds(5));
+  process->background.stop(std::chrono::seconds(5));
   PyEval_RestoreThread(state);
 }
 

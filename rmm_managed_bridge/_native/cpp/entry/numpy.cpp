@@ -4,7 +4,7 @@
 
 namespace rmm_bridge {
 
-using Entries = NumpyEntries<PythonGuest>;
+using Entries = NumpyEntries<NumpyPythonState>;
 
 void* numpy_malloc(void* context, std::size_t bytes) noexcept { return Entries::malloc(context, bytes); }
 void* numpy_calloc(void* context, std::size_t count, std::size_t each) noexcept {

@@ -1,4 +1,4 @@
-// The heap as an RMM resource, and an RMM resource as the heap's upstream. The one header that includes RMM.
+// The pool as an RMM resource, and an RMM resource as the pool's upstream. The one header that includes RMM.
 #pragma once
 
 #include <rmm/aligned.hpp>
@@ -64,25 +64,25 @@ class RmmUpstream final : public Upstream {
   std::optional<cuda::mr::any_resource<cuda::mr::device_accessible>> resource_;  // empty only at the end
   const Driver* driver_;
   CUcontext context_;
-  CUstream stream_ = nullptr;  // it and the event stay with the context: the upstream ends when the heap closes
+  CUstream stream_ = nullptr;  // it and the event stay with the context: the upstream ends when the pool closes
   CUevent event_ = nullptr;
 };
 
 // What RMM copies and calls, from any thread, with or without the GIL.
 class BridgeResource {
  public:
-  BridgeResource(Heap* heap, Origin* origin, std::uint8_t framework)
-      : heap_(heap), origin_(origin), framework_(framework) {}
+  BridgeResource(TrackedPool* pool, Origin* origin, std::uint8_t framework)
+      : pool_(pool), origin_(origin), framework_(framework) {}
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) {
     void* ptr = take(stream.get(), false, bytes, alignment);
-    if (heap_->prefetches_new(bytes)) [[unlikely]] heap_->prefetch_new(ptr, bytes, stream.get());
+    if (pool_->prefetches_new(bytes)) [[unlikely]] pool_->prefetch_new(ptr, bytes, stream.get());
     return ptr;
   }
 
   void deallocate(cuda::stream_ref stream, void* ptr, std::size_t bytes, std::size_t) noexcept {
     CUstream handle = stream.get();
-    Heap::deallocate(heap_->process(), ptr, bytes, &handle, who());
+    TrackedPool::deallocate(pool_->process(), ptr, bytes, &handle, who());
   }
 
   // Host-ordered: no stream has work on it, none is waited for, and there is none to prefetch it on.
@@ -90,14 +90,14 @@ class BridgeResource {
 
   // The caller promises, as with any resource, that the device is done with the block.
   void deallocate_sync(void* ptr, std::size_t bytes, std::size_t) noexcept {
-    Heap::deallocate(heap_->process(), ptr, bytes, nullptr, who());
+    TrackedPool::deallocate(pool_->process(), ptr, bytes, nullptr, who());
   }
 
-  bool operator==(const BridgeResource& other) const noexcept { return heap_ == other.heap_; }
+  bool operator==(const BridgeResource& other) const noexcept { return pool_ == other.pool_; }
   friend void get_property(const BridgeResource&, cuda::mr::device_accessible) noexcept {}
 
  private:
-  Provenance who() noexcept { return origin_->capture(framework_, heap_->track()); }
+  Provenance who() noexcept { return origin_->capture(framework_, pool_->track()); }
 
   void* take(CUstream stream, bool host_ordered, std::size_t bytes, std::size_t alignment) {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > kGranule) {
@@ -106,7 +106,7 @@ class BridgeResource {
     const Request request{.bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered,
                           .stream = stream, .who = who()};
     Refusal refusal;
-    void* ptr = heap_->allocate(request, refusal);
+    void* ptr = pool_->allocate(request, refusal);
     switch (refusal) {
       case Refusal::none:
         return ptr;
@@ -125,14 +125,14 @@ class BridgeResource {
     throw std::invalid_argument("rmm_managed_bridge: this is not a stream of the resource's device");
   }
 
-  Heap* heap_;
+  TrackedPool* pool_;
   Origin* origin_;
   std::uint8_t framework_;
 };
 
 static_assert(cuda::mr::resource_with<BridgeResource, cuda::mr::device_accessible>);
 
-inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstream, bool ordered, int device,
+inline TrackedPool* new_rmm_pool(Process* process, rmm::device_async_resource_ref upstream, bool ordered, int device,
                           const PoolOptions& options, int kind, int track) {
   CUcontext context = nullptr;
   const Driver* driver = ordered ? &process->driver : nullptr;
@@ -141,7 +141,7 @@ inline Heap* new_rmm_heap(Process* process, rmm::device_async_resource_ref upstr
   }
   auto owned = std::make_unique<RmmUpstream>(
       cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
-  return new_heap(process, std::move(owned), driver, context, options, device, kind, track);
+  return new_pool(process, std::move(owned), driver, context, options, device, kind, track);
 }
 
 }  // namespace rmm_bridge

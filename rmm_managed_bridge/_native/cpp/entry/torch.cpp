@@ -9,8 +9,8 @@
 
 using namespace rmm_bridge;
 
-TorchGuest& rmm_bridge::torch_guest() {
-  static auto* the = new TorchGuest();  // never destroyed: PyTorch's last frees come after the destructors of statics
+TorchState& rmm_bridge::torch_state() {
+  static auto* the = new TorchState();  // never destroyed: PyTorch's last frees come after the destructors of statics
   return *the;
 }
 
@@ -18,12 +18,12 @@ namespace {
 
 std::string amount(std::size_t bytes) { return std::to_string(bytes) + " bytes"; }
 
-std::string refusal_text(Heap* heap, Refusal refusal, std::size_t bytes, int device) {
+std::string refusal_text(TrackedPool* pool, Refusal refusal, std::size_t bytes, int device) {
   const std::string what = "rmm_managed_bridge: no " + amount(bytes) + " for PyTorch on device " + std::to_string(device) + ": ";
-  if (heap == nullptr) {
+  if (pool == nullptr) {
     return what + "no pool of the bridge serves this device; call rmm_managed_bridge.install(devices=...) with it";
   }
-  switch (heap->process().phase()) {
+  switch (pool->process().phase()) {
     case Phase::forked:
       return what + "this process was forked after the pool was made; start workers with the 'spawn' or 'forkserver' method";
     case Phase::exiting:
@@ -42,11 +42,11 @@ std::string refusal_text(Heap* heap, Refusal refusal, std::size_t bytes, int dev
     case Refusal::over_budget:  // not without a tag, which no block has here
       break;
   }
-  const PoolNumbers numbers = heap->numbers();
-  if (heap->retired() && numbers.reserved_bytes == 0) {
+  const PoolNumbers numbers = pool->numbers();
+  if (pool->retired() && numbers.reserved_bytes == 0) {
     return what + "this pool was closed by uninstall() or rmm.reinitialize(); call rmm_managed_bridge.install() again";
   }
-  return what + "out of memory; " + amount(heap->live_bytes()) + " live, " + amount(numbers.reserved_bytes) +
+  return what + "out of memory; " + amount(pool->live_bytes()) + " live, " + amount(numbers.reserved_bytes) +
          " reserved, " + amount(numbers.quarantined_bytes) +
          " waiting for device work; rmm_managed_bridge.snapshot() says who holds them";
 }
@@ -58,46 +58,46 @@ struct Seen {
 
 int hold_seen(void* argument) {
   const std::unique_ptr<Seen> seen(static_cast<Seen*>(argument));
-  TorchGuest& guest = torch_guest();
-  PyObject* done = PyObject_CallFunction(guest.hold_stream, "Ki", reinterpret_cast<unsigned long long>(seen->stream),
+  TorchState& state = torch_state();
+  PyObject* done = PyObject_CallFunction(state.hold_stream, "Ki", reinterpret_cast<unsigned long long>(seen->stream),
                                          seen->device);
-  if (done == nullptr) PyErr_WriteUnraisable(guest.hold_stream);
+  if (done == nullptr) PyErr_WriteUnraisable(state.hold_stream);
   Py_XDECREF(done);
-  guest.holding.store(false);
+  state.holding.store(false);
   return 0;
 }
 
 // Until the stream's object is held, its blocks are only waited for more broadly. If the interpreter has too much to do,
 // the next block on the stream asks again.
-void hold_soon(TorchGuest& guest, CUstream stream, int device) {
-  if (guest.hold_stream == nullptr || guest.holding.exchange(true)) return;
+void hold_soon(TorchState& state, CUstream stream, int device) {
+  if (state.hold_stream == nullptr || state.holding.exchange(true)) return;
   auto seen = std::make_unique<Seen>(Seen{stream, device});
   if (call_soon(hold_seen, seen.get())) {
     seen.release();
   } else {
-    guest.holding.store(false);
+    state.holding.store(false);
   }
 }
 
 void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) {
-  TorchGuest& guest = torch_guest();
-  Heap* heap = device >= 0 && device < kDevices ? guest.heaps[device].load(std::memory_order_acquire) : nullptr;
+  TorchState& state = torch_state();
+  TrackedPool* pool = device >= 0 && device < kDevices ? state.pools[device].load(std::memory_order_acquire) : nullptr;
   Refusal refusal = Refusal::out_of_memory;
-  if (heap != nullptr) {
+  if (pool != nullptr) {
     const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false,
-                          .stream = stream, .who = guest.origin->capture(guest.framework, heap->track())};
+                          .stream = stream, .who = state.origin->capture(state.framework, pool->track())};
     bool held = true;
-    void* ptr = heap->allocate_in_place(request, refusal, nullptr, &held);
+    void* ptr = pool->allocate_in_place(request, refusal, nullptr, &held);
     if (refusal == Refusal::none) {
-      if (!held) hold_soon(guest, stream, device);
-      if (heap->prefetches_new(bytes)) [[unlikely]] heap->prefetch_new(ptr, bytes, stream);
+      if (!held) hold_soon(state, stream, device);
+      if (pool->prefetches_new(bytes)) [[unlikely]] pool->prefetch_new(ptr, bytes, stream);
       return ptr;
     }
   } else if (bytes == 0) {
     return nullptr;
   }
-  if (!throws && heap != nullptr && refusal == Refusal::out_of_memory && guest.process->running()) return nullptr;
-  throw std::runtime_error(refusal_text(heap, refusal, bytes, device));
+  if (!throws && pool != nullptr && refusal == Refusal::out_of_memory && state.process->running()) return nullptr;
+  throw std::runtime_error(refusal_text(pool, refusal, bytes, device));
 }
 
 }  // namespace
@@ -111,19 +111,19 @@ void* bridge_torch_pool_malloc(std::size_t bytes, int device, CUstream stream) {
 }
 
 void bridge_torch_free(void* ptr, std::size_t bytes, int, CUstream) {
-  TorchGuest& guest = torch_guest();
-  if (guest.process == nullptr || !guest.process->running()) return;
+  TorchState& state = torch_state();
+  if (state.process == nullptr || !state.process->running()) return;
   Provenance who;
-  who.framework = guest.framework;
+  who.framework = state.framework;
   // PyTorch has kept the handle since the block was made, and names no other. A stream that came from outside may be gone by
   // now, and any call on a dead one may crash the process. So the block goes by the stream it was made on.
-  Heap::deallocate(*guest.process, ptr, bytes, nullptr, who);
+  TrackedPool::deallocate(*state.process, ptr, bytes, nullptr, who);
 }
 
 void bridge_torch_record_stream(void* ptr, CUstream stream) {
-  TorchGuest& guest = torch_guest();
-  if (guest.process == nullptr || !guest.process->running()) return;
-  Heap* heap = Heap::of(*guest.process, ptr);
-  if (heap == nullptr || expose_block(guest.process, ptr, stream, true) != 0) return;
-  if (!holds_stream(heap, stream)) hold_soon(guest, stream, heap->device());
+  TorchState& state = torch_state();
+  if (state.process == nullptr || !state.process->running()) return;
+  TrackedPool* pool = TrackedPool::of(*state.process, ptr);
+  if (pool == nullptr || record_stream_use(state.process, ptr, stream, true) != 0) return;
+  if (!holds_stream(pool, stream)) hold_soon(state, stream, pool->device());
 }

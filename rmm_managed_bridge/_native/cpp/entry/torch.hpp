@@ -11,16 +11,16 @@
 namespace rmm_bridge {
 
 // One for the process: PyTorch's functions take no parameter of ours.
-struct TorchGuest {
+struct TorchState {
   Process* process = nullptr;
   Origin* origin = nullptr;
   std::uint8_t framework = 0;
-  DeviceHeaps heaps{};
+  DevicePools pools{};
   PyObject* hold_stream = nullptr;  // hold_stream(handle, device): a stream seen for the first time; called from the interpreter's main loop
   std::atomic<bool> holding{false};  // a call of it is on its way
 };
 
-TorchGuest& torch_guest();
+TorchState& torch_state();
 
 }  // namespace rmm_bridge
 

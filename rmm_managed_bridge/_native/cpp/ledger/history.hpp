@@ -5,8 +5,8 @@
 #include <mutex>
 #include <vector>
 
-#include "ledger/ledger.hpp"
 #include "base/spin_lock.hpp"
+#include "ledger/ledger.hpp"
 
 namespace rmm_bridge {
 

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/spin_lock.hpp"
 #include "ledger/shard.hpp"
 #include "ledger/types.hpp"
-#include "base/spin_lock.hpp"
 
 namespace rmm_bridge {
 

@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "ledger/ledger.hpp"
 #include "base/spin_lock.hpp"
+#include "ledger/ledger.hpp"
 
 namespace rmm_bridge {
 
-struct Notice {
+struct PendingWarning {
   enum class Kind : int {
     quarantine_full,     // device work that does not end keeps blocks from being used again
     written_before,      // debug mode: bytes in front of a block were changed,
@@ -24,23 +24,23 @@ struct Notice {
   Entry entry;
 };
 
-class Notices {
+class PendingWarnings {
  public:
   SpinLock& lock_for_fork() noexcept { return lock_; }
 
   // False if it could only be counted.
-  bool add(const Notice& notice) noexcept {
+  bool add(const PendingWarning& warning) noexcept {
     std::scoped_lock lock(lock_);
-    if (notice.kind != Notice::Kind::quarantine_full) ++damaged_count_;
+    if (warning.kind != PendingWarning::Kind::quarantine_full) ++damaged_count_;
     try {
-      if (pending_.size() < kMost) pending_.push_back(notice);
+      if (pending_.size() < kMost) pending_.push_back(warning);
     } catch (...) {
       return false;
     }
     return true;
   }
 
-  std::vector<Notice> take() noexcept {
+  std::vector<PendingWarning> take() noexcept {
     std::scoped_lock lock(lock_);
     return std::exchange(pending_, {});
   }
@@ -53,7 +53,7 @@ class Notices {
  private:
   static constexpr std::size_t kMost = 100;  // a program that writes past every block needs no more to be told
   SpinLock lock_;
-  std::vector<Notice> pending_;
+  std::vector<PendingWarning> pending_;
   std::uint64_t damaged_count_ = 0;
 };
 

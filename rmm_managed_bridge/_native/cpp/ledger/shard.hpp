@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "ledger/types.hpp"
 #include "base/biased_lock.hpp"
 #include "base/spin_lock.hpp"
+#include "ledger/types.hpp"
 
 namespace rmm_bridge {
 

@@ -3,51 +3,51 @@
 namespace rmm_bridge {
 
 std::uint32_t entry_of(Process* process, const void* ptr) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   return found.block == nullptr ? 0 : found.block->entry.load(std::memory_order_acquire);
 }
 
 bool live_block(Process* process, const void* ptr, std::uintptr_t& start, std::size_t& bytes) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
   start = reinterpret_cast<std::uintptr_t>(found.start);
   bytes = found.span->block_bytes;
   return true;
 }
 
-Heap* heap_of(Process* process, const void* ptr) { return Heap::of(*process, ptr); }
+TrackedPool* pool_of(Process* process, const void* ptr) { return TrackedPool::of(*process, ptr); }
 
-int expose_block(Process* process, const void* ptr, CUstream stream, bool lose_it) {
-  const Heap::Found found = Heap::find(*process, ptr);
+int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it) {
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
-  auto* heap = static_cast<Heap*>(found.span->pool);
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
   KnownStream ref;
   // Also while the stream is being captured: the note costs no call that could break that.
-  if (!process->running() || !heap->resolve_for_free(stream, ref)) return heap->ordered() ? 2 : 0;
+  if (!process->running() || !pool->resolve_for_free(stream, ref)) return pool->ordered() ? 2 : 0;
   if (ref.key == StreamRef::kUnseenKey && !lose_it) return 3;
-  heap->record_stream(found.block, static_cast<const char*>(found.start), ref);
+  pool->record_stream(found.block, static_cast<const char*>(found.start), ref);
   return 0;
 }
 
 bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
-  auto* heap = static_cast<Heap*>(found.span->pool);
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
   KnownStream ref;
-  refusal = heap->resolve(stream, ref);
-  if (refusal == Refusal::none) refusal = heap->order(found.block, static_cast<const char*>(found.start), ref);
+  refusal = pool->resolve(stream, ref);
+  if (refusal == Refusal::none) refusal = pool->order(found.block, static_cast<const char*>(found.start), ref);
   return true;
 }
 
 Refusal synchronize_block(Process* process, const void* ptr) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || !process->running()) return Refusal::none;
-  return static_cast<Heap*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
+  return static_cast<TrackedPool*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
 }
 
 Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
                         const Provenance& who) {
-  return Heap::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
+  return TrackedPool::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
 }
 
 bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, int device, std::uint64_t& value) {

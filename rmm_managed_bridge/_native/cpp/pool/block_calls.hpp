@@ -7,11 +7,11 @@ namespace rmm_bridge {
 
 std::uint32_t entry_of(Process* process, const void* ptr);
 bool live_block(Process* process, const void* ptr, std::uintptr_t& start, std::size_t& bytes);
-Heap* heap_of(Process* process, const void* ptr);
+TrackedPool* pool_of(Process* process, const void* ptr);
 
 // 0: done; 1: no live block there; 2: the driver does not know the stream; 3: it is being captured and not known from before,
 // unless `lose_it`: then the block is done with when it is freed.
-int expose_block(Process* process, const void* ptr, CUstream stream, bool lose_it = false);
+int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it = false);
 bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal);
 Refusal synchronize_block(Process* process, const void* ptr);
 Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,

@@ -144,15 +144,15 @@ std::size_t Pool::release_debug(bool all) {
 
 void Pool::check_debug(const Span* span) noexcept {
   const char* end = span->base + span->bytes;
-  const auto look = [&](Notice::Kind kind, const char* from, const char* to, unsigned char fill) {
+  const auto look = [&](PendingWarning::Kind kind, const char* from, const char* to, unsigned char fill) {
     const char* found = first_other(from, to, fill);
     if (found != nullptr) damaged(kind, span->base, span->bytes, found - span->base);
   };
   if (span->idle_count == 0) {
-    look(Notice::Kind::written_before, span->chunk->upstream_base, span->base, kGuardFill);
-    look(Notice::Kind::written_behind, end, end + kRearGuard, kGuardFill);
+    look(PendingWarning::Kind::written_before, span->chunk->upstream_base, span->base, kGuardFill);
+    look(PendingWarning::Kind::written_behind, end, end + kRearGuard, kGuardFill);
   } else {
-    look(Notice::Kind::written_after_free, span->base, end, kFreedFill);
+    look(PendingWarning::Kind::written_after_free, span->base, end, kFreedFill);
   }
 }
 

@@ -100,7 +100,7 @@ void Pool::deallocate_slowly(const Freeing& freed, bool shown, const StreamRef* 
       lost_bytes_ += freed.span->block_bytes;
     }
   }
-  if (options_.debug) process_.keeper.wake();
+  if (options_.debug) process_.background.wake();
 }
 
 void Pool::free_block(const Freeing& freed, bool shown, const StreamRef* stream, Ending& ending) {

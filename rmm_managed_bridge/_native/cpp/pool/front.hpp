@@ -33,7 +33,7 @@ inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
   return block;
 }
 
-// True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page heap.
+// True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page pool.
 // With work on streams about, a CPU block goes to the deferred lane instead; `full`: that has enough for a batch.
 [[gnu::always_inline]] inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
   const auto& [span, block, asked_bytes] = freed;

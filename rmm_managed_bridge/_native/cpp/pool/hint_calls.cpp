@@ -1,4 +1,4 @@
-// Heap, the part about hints: what is asked of the driver when a block is made, and taken back when it ends.
+// TrackedPool, the part about hints: what is asked of the driver when a block is made, and taken back when it ends.
 #include "pool/hint_calls.hpp"
 
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace {
 // False if no block lives there. May throw std::bad_alloc, as `note` may.
 template <typename Note>
 bool note_hint(Process& process, const void* ptr, Note note) {
-  const Heap::Found found = Heap::find(process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
   const auto start = reinterpret_cast<std::uintptr_t>(found.start);
   note(start);
@@ -24,12 +24,12 @@ bool note_hint(Process& process, const void* ptr, Note note) {
 
 }  // namespace
 
-void Heap::prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept {
+void TrackedPool::prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept {
   if (ptr == nullptr) return;
   process().new_blocks.counts[try_prefetch(ptr, bytes, stream)].fetch_add(1, std::memory_order_relaxed);
 }
 
-NewBlocks::Outcome Heap::try_prefetch(void* ptr, std::size_t bytes, CUstream stream) noexcept {
+NewBlocks::Outcome TrackedPool::try_prefetch(void* ptr, std::size_t bytes, CUstream stream) noexcept {
   if (kind_ == kHostKind) return NewBlocks::host;
   if (kind_ != kManagedKind || !ordered()) return NewBlocks::not_managed;
   if (options().device_wait) return NewBlocks::no_concurrent_access;
@@ -57,7 +57,7 @@ NewBlocks::Outcome Heap::try_prefetch(void* ptr, std::size_t bytes, CUstream str
 
 // The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.
 // A call that the driver refuses leaves the advice: it changes speed, never contents.
-void Heap::end_hints(void* ptr) noexcept {
+void TrackedPool::end_hints(void* ptr) noexcept {
   const Hinted ended = process().hints.end(reinterpret_cast<std::uintptr_t>(ptr));
   if (ended.low == ended.high || events() == nullptr) return;
   const Driver& driver = process().driver;
@@ -87,19 +87,19 @@ bool note_placement(Process* process, const void* ptr, std::int16_t placement) {
 
 void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high,
                              std::uint8_t advice, std::uint64_t accessors) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr) return;
   process->hints.take_back(reinterpret_cast<std::uintptr_t>(found.start), low, high, advice, accessors);
 }
 
 Hinted hints_of(Process* process, const void* ptr) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || (found.block->flags.load() & Block::kHinted) == 0) return {};
   return process->hints.read(reinterpret_cast<std::uintptr_t>(found.start));
 }
 
 std::size_t count_sharing(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high) {
-  const Heap::Found found = Heap::find(*process, ptr);
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || found.span->block_count == 1) return 0;
   const auto base = reinterpret_cast<std::uintptr_t>(found.span->base);
   Block* blocks = found.span->blocks.load(std::memory_order_acquire);
@@ -113,18 +113,18 @@ std::size_t count_sharing(Process* process, const void* ptr, std::uintptr_t low,
 }
 
 Refusal stream_state(Process* process, const void* ptr, CUstream stream) {
-  Heap* heap = Heap::of(*process, ptr);
-  if (heap == nullptr || !heap->ordered() || !process->running()) return Refusal::bad_stream;
-  DriverScope scope(&process->driver, heap->events()->context());
-  if (heap->events()->capture_status(stream) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
+  TrackedPool* pool = TrackedPool::of(*process, ptr);
+  if (pool == nullptr || !pool->ordered() || !process->running()) return Refusal::bad_stream;
+  DriverScope scope(&process->driver, pool->events()->context());
+  if (pool->events()->capture_status(stream) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
   KnownStream ref;
-  return heap->resolve(stream, ref);
+  return pool->resolve(stream, ref);
 }
 
 DriverScope* open_scope(Process* process, const void* ptr) {
-  Heap* heap = Heap::of(*process, ptr);
-  if (heap == nullptr || !heap->ordered() || !process->running()) return nullptr;
-  return new DriverScope(&process->driver, heap->events()->context());
+  TrackedPool* pool = TrackedPool::of(*process, ptr);
+  if (pool == nullptr || !pool->ordered() || !process->running()) return nullptr;
+  return new DriverScope(&process->driver, pool->events()->context());
 }
 
 void set_least_hinted(Process* process, std::size_t bytes) { process->least_hinted_bytes.store(bytes); }

@@ -15,10 +15,10 @@ Hinted hints_of(Process* process, const void* ptr);
 // block. Spans are whole granules, which are whole pages, so only blocks of the same slab can.
 std::size_t count_sharing(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high);
 
-// What the stream is now, seen by the heap of `ptr`: good, capturing, or unknown to the driver.
+// What the stream is now, seen by the pool of `ptr`: good, capturing, or unknown to the driver.
 Refusal stream_state(Process* process, const void* ptr, CUstream stream);
 
-// The heap's context made current and the capture mode relaxed, as for all our own calls; null without a driver.
+// The pool's context made current and the capture mode relaxed, as for all our own calls; null without a driver.
 DriverScope* open_scope(Process* process, const void* ptr);
 
 void set_least_hinted(Process* process, std::size_t bytes);

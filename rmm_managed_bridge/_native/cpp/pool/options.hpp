@@ -44,7 +44,7 @@ struct PoolOptions {
 struct PoolNumbers {
   std::size_t reserved_bytes = 0;
   std::size_t used_bytes = 0;
-  std::size_t asked_bytes = 0;  // in a heap without a ledger not a number
+  std::size_t asked_bytes = 0;  // in a pool without a ledger not a number
   std::size_t quarantined_bytes = 0;
   std::size_t largest_free_bytes = 0;
   std::size_t lane_count = 0;

@@ -3,7 +3,7 @@
 //
 //   a block freed on a stream lies in that stream's lane: the stream itself takes it again with no CUDA call;
 //   a block that other work may still touch lies in quarantine, in a batch with the events it waits for;
-//   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page heap.
+//   a block that nothing touches lies in a ready lane, one for CPU blocks and one for GPU blocks, or in the page pool.
 //
 // Threads: one lock, and one for each lane's front, which is what reuse on one stream takes. No CUDA call, no upstream call
 // and no Python is made under them.
@@ -173,7 +173,7 @@ class Pool : public ForkLocks {
   bool close(bool wait = true);
 
   // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
-  Kept::Delay tend() noexcept;
+  BackgroundTask::Delay run_tasks() noexcept;
 
   bool debug() const noexcept { return options_.debug; }
   const PoolOptions& options() const noexcept { return options_; }
@@ -298,7 +298,7 @@ class Pool : public ForkLocks {
   void advise(const Grant& grant) noexcept;
 
   // In tracked_pool.hpp, which knows whose the block was.
-  virtual void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
+  virtual void damaged(PendingWarning::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
   virtual void forget_end(const char* ptr) noexcept = 0;
 
   // In debug.cpp:
@@ -372,9 +372,9 @@ class Pool : public ForkLocks {
   std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
   std::atomic<int> waiting_{0};
   std::atomic<int> trimming_{0};
-  bool said_waiting_ = false;  // of the keeper's thread
+  bool said_waiting_ = false;  // of the background thread
   std::size_t seen_cached_bytes_ = 0;
-  Kept::Delay delay_{0};
+  BackgroundTask::Delay delay_{0};
 };
 
 // Until `look` is true, or has looked once after the last thread that was giving something back. But not for ever: an upstream in

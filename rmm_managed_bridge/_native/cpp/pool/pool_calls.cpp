@@ -2,13 +2,15 @@
 
 namespace rmm_bridge {
 
-Heap* new_heap(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+Process* new_process() { return new Process(); }
+
+TrackedPool* new_pool(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
                const PoolOptions& options, int device, int kind, int track) {
-  return new Heap(*process, std::move(upstream), driver, context, options, device, static_cast<std::uint8_t>(kind),
+  return new TrackedPool(*process, std::move(upstream), driver, context, options, device, static_cast<std::uint8_t>(kind),
                   static_cast<Track>(track));
 }
 
-Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
+TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kind, int track, int device,
                            bool ordered) {
   CUcontext context = nullptr;
   if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
@@ -18,33 +20,33 @@ Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int 
   } else {
     upstream = std::make_unique<HostUpstream>();
   }
-  return new_heap(process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, kind, track);
+  return new_pool(process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, kind, track);
 }
 
-bool holds_stream(Heap* heap, CUstream stream) {
+bool holds_stream(TrackedPool* pool, CUstream stream) {
   KnownStream ref;
-  return heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
-         ref.handle == CU_STREAM_PER_THREAD || heap->holds(ref);
+  return pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
+         ref.handle == CU_STREAM_PER_THREAD || pool->holds(ref);
 }
 
-bool hold_stream(Heap* heap, CUstream stream, void* owner) {
+bool hold_stream(TrackedPool* pool, CUstream stream, void* owner) {
   KnownStream ref;
-  if (heap->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;
-  return heap->hold(ref, owner);
+  if (pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;
+  return pool->hold(ref, owner);
 }
 
-std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes) {
+std::vector<void*> owners(TrackedPool* pool, std::vector<unsigned short>& lanes) {
   std::vector<void*> held;
-  for (const Pool::Held& each : heap->owners()) {
+  for (const Pool::Held& each : pool->owners()) {
     lanes.push_back(each.lane);
     held.push_back(each.owner);
   }
   return held;
 }
 
-void* retire_lane(Heap* heap, unsigned short lane, bool last) {
+void* retire_lane(TrackedPool* pool, unsigned short lane, bool last) {
   void* owner = nullptr;
-  heap->close_lane(lane, &owner, last);
+  pool->close_lane(lane, &owner, last);
   return owner;
 }
 

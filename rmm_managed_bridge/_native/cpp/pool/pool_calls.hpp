@@ -8,15 +8,17 @@
 
 namespace rmm_bridge {
 
+Process* new_process();
+
 // Over an upstream of any kind; throws std::bad_alloc.
-Heap* new_heap(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+TrackedPool* new_pool(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
                const PoolOptions& options, int device, int kind, int track);
-Heap* new_host_heap(Process* process, const PoolOptions& options, int kind, int track, int device,
+TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kind, int track, int device,
                            bool ordered);
-bool holds_stream(Heap* heap, CUstream stream);
-bool hold_stream(Heap* heap, CUstream stream, void* owner);
-std::vector<void*> owners(Heap* heap, std::vector<unsigned short>& lanes);
-void* retire_lane(Heap* heap, unsigned short lane, bool last);
+bool holds_stream(TrackedPool* pool, CUstream stream);
+bool hold_stream(TrackedPool* pool, CUstream stream, void* owner);
+std::vector<void*> owners(TrackedPool* pool, std::vector<unsigned short>& lanes);
+void* retire_lane(TrackedPool* pool, unsigned short lane, bool last);
 void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages);
 void copy_entries(Process* process, std::vector<Entry>& entries);
 

@@ -1,29 +1,25 @@
 // What the whole process shares, once: page map, ledger, history, driver, and whether the process may still act.
 //
-// Each extension module is compiled with its own copy of these headers; the one instance lives in the module `core`
-// and the others get its address from there. It is never destroyed: blocks outlive modules and the interpreter.
+// The one instance is made by the module `process`, and the others get its address from there. It is never destroyed: blocks
+// outlive modules and the interpreter.
 #pragma once
-
-#include <pthread.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <sys/syscall.h>
 #include <vector>
 
-#include "ledger/budgets.hpp"
+#include "base/background_thread.hpp"
+#include "base/clock.hpp"
+#include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
 #include "hints/hint_table.hpp"
+#include "ledger/budgets.hpp"
 #include "ledger/history.hpp"
-#include "pages/hugepages.hpp"
-#include "base/background_thread.hpp"
 #include "ledger/ledger.hpp"
 #include "ledger/pending_warnings.hpp"
+#include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
-#include "base/spin_lock.hpp"
 
 namespace rmm_bridge {
 
@@ -47,8 +43,8 @@ struct Process {
   Ledger ledger;
   Budgets budgets;
   History history;
-  Notices notices;
-  Keeper keeper;
+  PendingWarnings warnings;
+  BackgroundThread background;
   Driver driver;
   HintTable hints;
   HugepageAdvice hugepages;
@@ -60,23 +56,23 @@ struct Process {
   NewBlocks new_blocks;
 
   // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
-  // callback is queued on the stream. Set by `core`; both are no-ops on a thread that does not hold the GIL.
+  // callback is queued on the stream. Set by `connect_interpreter`; both are no-ops on a thread that does not hold the GIL.
   void* (*release_gil)() = nullptr;
   void (*restore_gil)(void*) = nullptr;
-  // Asks the interpreter to let go of pools that have ended, or to warn of new notices: soon, and from a safe place.
+  // Asks the interpreter to let go of pools that have ended, or to warn of new warnings: soon, and from a safe place.
   // Callable with and without the GIL.
   void (*on_closed)() = nullptr;
-  void (*on_notice)() = nullptr;
+  void (*on_warning)() = nullptr;
   // Lets Python make room for a request that failed: collect garbage if `may_collect`, ask the user. True if another
   // try is worth it. Does nothing on a thread that does not hold the GIL.
   bool (*relieve)(std::size_t bytes, int attempt, bool may_collect) = nullptr;
 
   // A pool, which outlives everything, once nothing of its making can fail. Throws std::bad_alloc and then knows nothing of it: a fork
   // would lock what is no pool.
-  void add_pool(ForkLocks* pool, Kept* kept) {
+  void add_pool(ForkLocks* pool, BackgroundTask* task) {
     std::scoped_lock guard(locks_lock_);
     locks_.reserve(locks_.size() + 1);
-    keeper.add(kept);
+    background.add(task);
     locks_.push_back(pool);
   }
 
@@ -96,22 +92,22 @@ struct Process {
     for (ForkLocks* pool : locks_) pool->lock_for_fork();
     ledger.for_each_lock([](auto& lock) { lock.lock(); });
     history.lock_for_fork().lock();
-    notices.lock_for_fork().lock();
+    warnings.lock_for_fork().lock();
     pages.lock_for_fork().lock();
     hints.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
     hints.lock_for_fork().unlock();
     pages.lock_for_fork().unlock();
-    notices.lock_for_fork().unlock();
+    warnings.lock_for_fork().unlock();
     history.lock_for_fork().unlock();
     ledger.for_each_lock([](auto& lock) { lock.unlock(); });
     for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();
   }
 
-  void notice(const Notice& notice) noexcept {
-    if (notices.add(notice) && on_notice != nullptr) on_notice();
+  void warn(const PendingWarning& warning) noexcept {
+    if (warnings.add(warning) && on_warning != nullptr) on_warning();
   }
 
   // The process may act, and nobody wants to know of blocks that have this tag: one look for the hot paths.
@@ -169,21 +165,5 @@ class WithoutGil {
   Process& process_;
   void* state_;
 };
-
-inline std::uint32_t native_thread_id() noexcept {
-  static thread_local const auto id = static_cast<std::uint32_t>(::syscall(SYS_gettid));
-  return id;
-}
-
-// 5 ns instead of up to 80: a tick of about 4 ms is enough to tell when a block was allocated.
-inline std::int64_t coarse_time_ns() noexcept {
-  timespec now;
-  ::clock_gettime(CLOCK_REALTIME_COARSE, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-inline std::int64_t steady_time_ns() noexcept {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 }  // namespace rmm_bridge

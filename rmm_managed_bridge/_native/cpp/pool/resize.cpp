@@ -1,4 +1,4 @@
-// Heap, the part about blocks that grow or shrink.
+// TrackedPool, the part about blocks that grow or shrink.
 #include <algorithm>
 #include <cstring>
 
@@ -6,40 +6,40 @@
 
 namespace rmm_bridge {
 
-void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
+void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
   const Found found = find(process, ptr);
   if (found.block == nullptr || found.start != ptr || (found.block->flags.load() & Block::kLive) == 0) {
     refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, kUnstated, {});
     return nullptr;
   }
   if (bytes == 0 || bytes > kLargestRequest) return nullptr;
-  auto* heap = static_cast<Heap*>(found.span->pool);
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
   const auto id = found.block->entry.load(std::memory_order_acquire);
   Entry entry;
   const std::size_t old_bytes = process.ledger.read(id, entry) ? entry.bytes : found.span->block_bytes;
   const SizeClass wanted = size_class(bytes, kCpuUnit);
   const HolderKey key = id == 0 ? HolderKey{} : process.ledger.key_of(entry.holder);
   const auto growth = static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(old_bytes);
-  const bool in_place = wanted.bytes == found.span->block_bytes && !heap->debug();
+  const bool in_place = wanted.bytes == found.span->block_bytes && !pool->debug();
   Grant grant;
   for (int attempt = 0;; ++attempt) {
     const bool charged = process.budgets.charge(key.tag, growth);
-    if (charged && (in_place || heap->Pool::allocate(bytes, kCpuUnit, Side::cpu, KnownStream{}, grant) == Refusal::none)) {
+    if (charged && (in_place || pool->Pool::allocate(bytes, kCpuUnit, Side::cpu, KnownStream{}, grant) == Refusal::none)) {
       break;
     }
     if (charged) process.budgets.charge(key.tag, -growth);
-    if (heap->relieved(bytes, attempt, false)) continue;
+    if (pool->relieved(bytes, attempt, false)) continue;
     process.failures.fetch_add(1, std::memory_order_relaxed);
     entry.bytes = bytes;
     process.history.add({Action::failure, key, entry});
     return nullptr;
   }
   if (in_place) {
-    if (heap->account_resize(id, ptr, ptr, bytes, [] {}) && growth != 0) heap->resized(growth);
+    if (pool->account_resize(id, ptr, ptr, bytes, [] {}) && growth != 0) pool->resized(growth);
     return ptr;
   }
   std::uint8_t flags = 0;
-  if (heap->copy_when_finished(found, grant.ptr, std::min(old_bytes, bytes))) {
+  if (pool->copy_when_finished(found, grant.ptr, std::min(old_bytes, bytes))) {
     const auto move = [&] {
       flags = found.block->flags.exchange(0);
       found.block->entry.store(0, std::memory_order_release);
@@ -48,13 +48,13 @@ void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept 
     if (id == 0) {
       move();
     } else {
-      heap->account_resize(id, ptr, grant.ptr, bytes, move);
+      pool->account_resize(id, ptr, grant.ptr, bytes, move);
     }
   }
   // Not copied, or freed meanwhile by another thread, wrongly: then the old block is its.
   if ((flags & Block::kLive) == 0) {
     process.budgets.charge(key.tag, -growth);
-    heap->give_back(grant.block, bytes, false, {});
+    pool->give_back(grant.block, bytes, false, {});
     return nullptr;
   }
   // Its flags are of the moment in which it ended: a stream that it was shown to during the copy is waited for. Hints do not move
@@ -64,7 +64,7 @@ void* Heap::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept 
 }
 
 // After the device work on the block. False, and nothing was copied, if that cannot be waited for.
-bool Heap::copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept {
+bool TrackedPool::copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept {
   if ((found.block->flags.load() & Block::kShown) != 0) {
     try {
       if (synchronize(found.block, static_cast<char*>(found.start)) != Refusal::none) return false;
@@ -78,7 +78,7 @@ bool Heap::copy_when_finished(const Found& found, char* to, std::size_t bytes) n
 
 // False if the block has ended.
 template <typename Moved>
-bool Heap::account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept {
+bool TrackedPool::account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept {
   if (id == 0) return true;
   const auto number = [](void* ptr) { return reinterpret_cast<std::uintptr_t>(ptr); };
   if (!process().ledger.resize(id, number(from), number(to), bytes, moved)) return false;

@@ -1,18 +1,18 @@
-// Heap, the part that is not hot: what the front has not got, and ends of all kinds.
+// TrackedPool, the part that is not hot: what the front has not got, and ends of all kinds.
 #include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
-void* Heap::allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept {
+void* TrackedPool::allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept {
   return allocate_in_place(request, refusal, zeroed, held);
 }
 
-Freed Heap::deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
+Freed TrackedPool::deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
                        const Provenance& who) noexcept {
   return ptr == nullptr ? Freed::done : deallocate_in_place(process, find(process, ptr), ptr, stated_bytes, stream, who);
 }
 
-void* Heap::allocate_slowly(Request request, KnownStream stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
+void* TrackedPool::allocate_slowly(Request request, KnownStream stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
   if (request.bytes == 0) return nullptr;
   if (request.bytes > kLargestRequest || !process().running()) {
     refusal = Refusal::out_of_memory;
@@ -38,7 +38,7 @@ void* Heap::allocate_slowly(Request request, KnownStream stream, Refusal& refusa
 }
 
 // One try: a block with its record, or a refusal and nothing changed.
-Refusal Heap::take(const Request& request, const KnownStream& stream, Grant& grant) noexcept {
+Refusal TrackedPool::take(const Request& request, const KnownStream& stream, Grant& grant) noexcept {
   const auto bytes = static_cast<std::int64_t>(request.bytes);
   const bool budgeted = request.who.tag != 0 && process().budgets.any();
   if (budgeted && !process().budgets.charge(request.who.tag, bytes)) return Refusal::over_budget;
@@ -69,24 +69,24 @@ Refusal Heap::take(const Request& request, const KnownStream& stream, Grant& gra
 }
 
 // Of a block that nobody has seen yet.
-void Heap::give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept {
+void TrackedPool::give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept {
   block->flags.store(0);
   Pool::deallocate({process().pages.find(block->start), block, bytes}, shown, shown || stream.host() ? nullptr : &stream);
 }
 
 // True if another try is worth it: Python made room.
-bool Heap::relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
+bool TrackedPool::relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
   return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
 }
 
-// The bridge's own thread looks after the heap.
-Kept::Delay Heap::keep() noexcept {
+// The bridge's own thread looks after the pool.
+BackgroundTask::Delay TrackedPool::run() noexcept {
   if (!process().running() || ended()) return kNever;
-  if (!retired()) return tend();
+  if (!retired()) return run_tasks();
   try {
     if (live_count() != 0) {
       trim();  // nobody will ask for what is free, and the last block may stay for long
-      return std::min(tend(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
+      return std::min(run_tasks(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
     }
     if (close(false)) {
       ended_.store(true, std::memory_order_release);
@@ -100,7 +100,7 @@ Kept::Delay Heap::keep() noexcept {
   return retry_;
 }
 
-Freed Heap::refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes,
+Freed TrackedPool::refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes,
                                const Provenance& who) noexcept {
   process.foreign_frees.fetch_add(1, std::memory_order_relaxed);
   HistoryEvent event{Action::foreign_free, HolderKey{who.site, who.tag, -1, who.framework, 0}, Entry{}};
@@ -113,7 +113,7 @@ Freed Heap::refuse_free(Process& process, Freed why, void* ptr, std::uint64_t st
 }
 
 // Of a free that somebody has asked to know of, or that states another size than was recorded.
-void Heap::tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
+void TrackedPool::tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
   Process& all = process();
   const HolderKey key = all.ledger.key_of(entry.holder);
   all.budgets.charge(key.tag, -static_cast<std::int64_t>(entry.bytes));
@@ -127,18 +127,18 @@ void Heap::tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
   }
 }
 
-// After a free in a retired heap. Giving memory back waits for the device, which a framework's free must not.
-void Heap::close_soon(std::size_t freed_bytes) noexcept {
+// After a free in a retired pool. Giving memory back waits for the device, which a framework's free must not.
+void TrackedPool::close_soon(std::size_t freed_bytes) noexcept {
   Process& all = process();
   if (live_count() != 0) {
-    if (freed_bytes > kLargestSmall) all.keeper.wake();
-  } else if (!all.keeper.wake() && all.on_closed != nullptr) {
+    if (freed_bytes > kLargestSmall) all.background.wake();
+  } else if (!all.background.wake() && all.on_closed != nullptr) {
     all.on_closed();
   }
 }
 
 // Debug mode: whose a freed block was, for as long as it may still be found damaged.
-void Heap::remember_end(const Entry& entry) noexcept {
+void TrackedPool::remember_end(const Entry& entry) noexcept {
   try {
     std::scoped_lock lock(ended_lock_);
     endings_[entry.ptr] = entry;
@@ -146,22 +146,22 @@ void Heap::remember_end(const Entry& entry) noexcept {
   }
 }
 
-void Heap::forget_end(const char* ptr) noexcept {
+void TrackedPool::forget_end(const char* ptr) noexcept {
   std::scoped_lock lock(ended_lock_);
   endings_.erase(reinterpret_cast<std::uintptr_t>(ptr));
 }
 
-void Heap::damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept {
-  Notice notice{kind, bytes, offset, HolderKey{}, Entry{}};
-  notice.who.device = device_;
-  notice.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
+void TrackedPool::damaged(PendingWarning::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept {
+  PendingWarning warning{kind, bytes, offset, HolderKey{}, Entry{}};
+  warning.who.device = device_;
+  warning.entry.ptr = reinterpret_cast<std::uintptr_t>(ptr);
   {
     std::scoped_lock lock(ended_lock_);
-    if (auto found = endings_.find(notice.entry.ptr); found != endings_.end()) notice.entry = found->second;
+    if (auto found = endings_.find(warning.entry.ptr); found != endings_.end()) warning.entry = found->second;
   }
-  if (notice.entry.serial != 0) notice.who = process().ledger.key_of(notice.entry.holder);
-  process().history.add({Action::damage, notice.who, notice.entry});
-  process().notice(notice);
+  if (warning.entry.serial != 0) warning.who = process().ledger.key_of(warning.entry.holder);
+  process().history.add({Action::damage, warning.who, warning.entry});
+  process().warn(warning);
 }
 
 }  // namespace rmm_bridge

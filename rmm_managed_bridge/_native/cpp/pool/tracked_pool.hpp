@@ -42,7 +42,7 @@ enum class Freed : int {
   ignored,   // this process must not free: see Phase
 };
 
-class Heap : public Pool, public Kept {
+class TrackedPool : public Pool, public BackgroundTask {
  public:
   static constexpr std::uint64_t kUnstated = std::numeric_limits<std::uint64_t>::max();
 
@@ -52,14 +52,14 @@ class Heap : public Pool, public Kept {
     void* start = nullptr;
   };
 
-  Heap(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
+  TrackedPool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
        const PoolOptions& options, int device, std::uint8_t kind, Track track)
       : Pool(process, std::move(upstream), driver, context, options),
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
         track_(track) {
     process.add_pool(this, this);
-    if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.keeper.wake();
+    if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.background.wake();
   }
 
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are
@@ -97,13 +97,13 @@ class Heap : public Pool, public Kept {
   }
   void prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept;
 
-  // The heap whose range `ptr` lies in, or null.
-  static Heap* of(Process& process, const void* ptr) noexcept {
+  // The pool whose range `ptr` lies in, or null.
+  static TrackedPool* of(Process& process, const void* ptr) noexcept {
     Span* span = process.pages.find(ptr);
-    return span == nullptr ? nullptr : static_cast<Heap*>(span->pool);
+    return span == nullptr ? nullptr : static_cast<TrackedPool*>(span->pool);
   }
 
-  // Frees a block of any heap of this process, once, to the pool that gave it. Anything else is counted and recorded
+  // Frees a block of any pool of this process, once, to the pool that gave it. Anything else is counted and recorded
   // and goes nowhere. `stream` is where the last use is ordered; null if the caller does not say.
   static Freed deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
                           const Provenance& who) noexcept;
@@ -117,7 +117,7 @@ class Heap : public Pool, public Kept {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
     Block& block = *found.block;
-    auto* heap = static_cast<Heap*>(found.span->pool);
+    auto* pool = static_cast<TrackedPool*>(found.span->pool);
     std::uint64_t bytes = found.span->block_bytes;
     std::uint8_t flags = 0;
     // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
@@ -128,9 +128,9 @@ class Heap : public Pool, public Kept {
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
-        if (!process.quiet(key.tag) || heap->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
+        if (!process.quiet(key.tag) || pool->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
       });
-      if (told) [[unlikely]] heap->tell_end(*told, stated_bytes);
+      if (told) [[unlikely]] pool->tell_end(*told, stated_bytes);
     } else {
       flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
@@ -139,7 +139,7 @@ class Heap : public Pool, public Kept {
     return Freed::done;
   }
 
-  // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same heap with the
+  // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same pool with the
   // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
   // In resize.cpp.
   static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
@@ -155,12 +155,12 @@ class Heap : public Pool, public Kept {
     return found;
   }
 
-  // The bridge's own thread looks after the heap.
-  Delay keep() noexcept override;
+  // The bridge's own thread looks after the pool.
+  Delay run() noexcept override;
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
-  // The keeper has closed it: only what Python holds for it is left.
+  // The background thread has closed it: only what Python holds for it is left.
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   // As asked for; without a ledger nobody knows at a free what that was, and blocks count as large as they are.
   std::size_t live_bytes() {
@@ -186,12 +186,12 @@ class Heap : public Pool, public Kept {
 
   // What is the same however a block's life ended: it was live until `flags` were taken from it, and the ledger has forgotten it.
   [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::uint8_t flags, const CUstream* stream) noexcept {
-    auto* heap = static_cast<Heap*>(found.span->pool);
-    if ((flags & Block::kHinted) != 0) [[unlikely]] heap->end_hints(found.start);
+    auto* pool = static_cast<TrackedPool*>(found.span->pool);
+    if ((flags & Block::kHinted) != 0) [[unlikely]] pool->end_hints(found.start);
     KnownStream known;
-    const StreamRef* given = stream != nullptr && heap->resolve_for_free(*stream, known) ? &known : nullptr;
-    heap->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kShown) != 0, given);
-    if (heap->retired_.load(std::memory_order_acquire)) [[unlikely]] heap->close_soon(bytes);
+    const StreamRef* given = stream != nullptr && pool->resolve_for_free(*stream, known) ? &known : nullptr;
+    pool->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kShown) != 0, given);
+    if (pool->retired_.load(std::memory_order_acquire)) [[unlikely]] pool->close_soon(bytes);
   }
 
   // Of a block that nobody has seen yet.
@@ -223,7 +223,7 @@ class Heap : public Pool, public Kept {
   void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
   void remember_end(const Entry& entry) noexcept;
   void forget_end(const char* ptr) noexcept override;
-  void damaged(Notice::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
+  void damaged(PendingWarning::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
   static Freed refuse_free(Process& process, Freed why, void* ptr, std::uint64_t stated_bytes, const Provenance& who) noexcept;
 
   // In resize.cpp:
@@ -236,7 +236,7 @@ class Heap : public Pool, public Kept {
   const Track track_;
   std::atomic<bool> retired_{false};
   std::atomic<bool> ended_{false};
-  Delay retry_{25};  // of the keeper's thread
+  Delay retry_{25};  // of the background thread
   SpinLock ended_lock_;
   std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode
 };

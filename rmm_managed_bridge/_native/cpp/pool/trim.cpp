@@ -138,11 +138,11 @@ bool Pool::close(bool wait) {
   return true;
 }
 
-Kept::Delay Pool::tend() noexcept {
+BackgroundTask::Delay Pool::run_tasks() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kSoon{50}, kLate{1000}, kVeryLong{10'000};
-  if (!process_.running()) return Kept::kNever;
-  Kept::Delay next = Kept::kNever;
+  if (!process_.running()) return BackgroundTask::kNever;
+  BackgroundTask::Delay next = BackgroundTask::kNever;
   try {
     if (waiting_.load() != 0) {
       const std::chrono::nanoseconds waited{steady_time_ns() - waiting_since_ns_.load()};

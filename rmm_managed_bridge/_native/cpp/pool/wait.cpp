@@ -13,7 +13,7 @@ bool Pool::wait_for_oldest() {
   const EventRef event = with_lock([&] { return quarantine_.oldest(lanes_); });
   if (event == nullptr) return false;
   if (waiting_.fetch_add(1) == 0) waiting_since_ns_.store(steady_time_ns());
-  process_.keeper.wake();  // which says so if this takes very long
+  process_.background.wake();  // which says so if this takes very long
   bool ended;
   {
     WithoutGil without(process_);
@@ -45,12 +45,12 @@ bool Pool::wait_a_while(const Want& want, Grant& out) {
       }
     }
     if (!ended) {
-      Notice notice{Notice::Kind::quarantine_full, 0, 0, HolderKey{}, Entry{}};
+      PendingWarning warning{PendingWarning::Kind::quarantine_full, 0, 0, HolderKey{}, Entry{}};
       with_lock([&] {
         gave_up_on_ = event;
-        notice.bytes = quarantine_.bytes();
+        warning.bytes = quarantine_.bytes();
       });
-      process_.notice(notice);
+      process_.warn(warning);
       return false;
     }
     poll();

@@ -1,0 +1,167 @@
+# distutils: language = c++
+"""What the whole process shares, once: driver, tags, names of frameworks, whether it may still act. See process.hpp."""
+
+import atexit
+import os
+import threading
+from contextvars import ContextVar
+
+from rmm_managed_bridge.errors import BridgeError
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
+    void begin_exit(CProcess* process)
+
+
+cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
+    int current_device_of(CProcess* process)
+
+
+cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
+    CProcess* new_process() except +
+
+
+cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
+    void set_internal(Origin* origin, vector[string] prefixes) except +
+    Origin* new_origin(CProcess* process, object tag_variable) except +
+
+KINDS = ("host", "managed", "system", "device", "pinned")  # tracked_pool.hpp knows the numbers of the first two
+TRACKS = ("off", "counters", "sites")
+PHASES = ("running", "forked", "exiting")
+
+# Number 0 stands for "no tag". Tags are interned for the life of the process, as call sites are.
+tag_variable = ContextVar("rmm_managed_bridge.tag", default=0)
+_tags = [""]
+_outer_tags = [0]
+_tag_numbers = {}
+_tag_lock = threading.Lock()
+_frameworks = ["other", "numpy", "cupy", "warp", "torch", "rmm"]
+_framework_numbers = {name: number for number, name in enumerate(_frameworks)}
+
+process = new_process()
+origin = new_origin(process, tag_variable)
+process.history.set_limit(1000)
+
+
+cdef uint8_t framework_number(str name) except? 255:
+    number = _framework_numbers.get(name)
+    if number is None:
+        with _tag_lock:
+            number = _framework_numbers.setdefault(name, len(_frameworks))
+            if number == len(_frameworks):
+                if number == 255:
+                    raise BridgeError("more than 255 framework names; use one name for each framework")
+                _frameworks.append(name)
+    return number
+
+
+def nested_tag(outer, str name, limit_bytes=None):
+    """Return the number of the tag `name` inside the tag number `outer`, the same for each call with this limit."""
+    origin.tags_used = True
+    with _tag_lock:
+        number = _tag_numbers.get((outer, name, limit_bytes))
+        if number is None:
+            if not process.add_budget(len(_tags), outer, -1 if limit_bytes is None else limit_bytes):
+                raise BridgeError("a limit cannot be set after a million different tags; use a fixed set of names")
+            number = _tag_numbers[outer, name, limit_bytes] = len(_tags)
+            _tags.append(f"{_tags[outer]}/{name}" if outer else name)
+            _outer_tags.append(outer)
+    return number
+
+
+def outer_tag(number):
+    """Return the number of the tag that the tag number `number` was made inside of."""
+    return _outer_tags[number]
+
+
+def budgets_of(number):
+    """Return [(tag, limit, live bytes)] of the budgets that the tag number `number` charges, innermost first."""
+    found = []
+    while number:
+        budget = process.budgets.find(number)
+        if budget != NULL and (budget != process.budgets.find(_outer_tags[number])):
+            found.append((_tags[number], budget.limit_bytes, <int64_t>budget.live_bytes))
+        number = _outer_tags[number]
+    return found
+
+
+def tag_name(number):
+    """Return the path of the tag number `number`, as records have it."""
+    return _tags[number]
+
+
+def set_internal_files(prefixes):
+    """Call sites in files whose names begin with one of `prefixes` are not the user's."""
+    cdef vector[string] native
+    for prefix in prefixes:
+        native.push_back(os.fsencode(prefix))
+    set_internal(origin, native)
+
+
+def phase():
+    """Return "running", "forked" or "exiting"."""
+    return PHASES[process.phase_number()]
+
+
+def load_driver(str library="libcuda.so.1"):
+    """Load the CUDA driver if there is one. Return (number of devices, why there is none)."""
+    process.driver.load(library.encode())
+    return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
+
+
+def memory_bytes(int device):
+    """Return the memory of one device; of this machine for -1."""
+    cdef size_t size_bytes = 0
+    if device < 0:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    process.driver.device_memory(&size_bytes, device)
+    return size_bytes
+
+
+def physical_bytes():
+    """Return the memory of this machine and of all its devices: no pool can ever use more.
+
+    The driver reserves address space for a managed request of any size, so something has to say no.
+    """
+    return memory_bytes(-1) + process.driver.total_memory()
+
+
+def current_device():
+    """Return the device whose context is current on this thread, or -1."""
+    return current_device_of(process)
+
+
+def device_attribute(int device, int attribute):
+    """Return an attribute of a device (a `CUdevice_attribute` number); 0 where it cannot be asked."""
+    return process.driver.attribute(device, attribute)
+
+
+def hugepage_counters():
+    """Return (bytes that carry advice now, calls of `madvise`, how many of them failed)."""
+    cdef HugepageAdvice* advice = &process.hugepages
+    return <int64_t>advice.advised_bytes, <uint64_t>advice.calls, <uint64_t>advice.failures
+
+
+def ask_instead_of_madvise(uintptr_t function):
+    """For tests: call this C function, with the arguments of `madvise`, instead of the kernel's. 0: the kernel's."""
+    process.hugepages.ask_instead(<Madvise>function)
+
+
+def _forget_tag_lock():
+    """In a forked child: a thread that held the lock is not there to let it go."""
+    global _tag_lock
+    _tag_lock = threading.Lock()
+
+os.register_at_fork(after_in_child=_forget_tag_lock)
+
+
+def _begin_exit():
+    begin_exit(process)
+
+# Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
+# reverse, and what runs after ours finds the process already marked.
+atexit.register(_begin_exit)

@@ -1,0 +1,1 @@
+"""`rmm-bridge demo`."""

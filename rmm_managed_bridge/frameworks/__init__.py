@@ -1,0 +1,1 @@
+"""What is known of each framework, once: its streams, and whose memory and streams its objects stand for."""

@@ -1,0 +1,1 @@
+"""A bridge from `install` to its end."""

@@ -1,0 +1,372 @@
+"""The life of a bridge: install, uninstall, and what happens when RMM is re-initialised in between."""
+
+import contextlib
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rmm_managed_bridge import machine, overview
+from rmm_managed_bridge._native import pressure
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.adapters.torch import serve
+from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
+from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError
+from rmm_managed_bridge.hints import policy
+from rmm_managed_bridge.lifecycle import reinitialize
+from rmm_managed_bridge.lifecycle.call_site_filter import internal_prefixes
+from rmm_managed_bridge.lifecycle.fork_warning import warn_before_forks
+from rmm_managed_bridge.lifecycle.hooks import Hooks
+from rmm_managed_bridge.lifecycle.pools import HostPools, Pools, RmmPools, describe_survivors
+from rmm_managed_bridge.records import Status
+
+if TYPE_CHECKING:
+    from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
+
+_log = logging.getLogger("rmm_managed_bridge")
+_lock = threading.RLock()
+_bridge: "Bridge | None" = None
+
+
+def _forget_lock() -> None:
+    """In a forked child: a thread that held the lock is not there to let it go."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+class Bridge:
+    """What is installed. Made by `install`; usable in ``with``, which uninstalls at the end.
+
+    Attributes
+    ----------
+    backend : str
+        ``"managed"``, ``"system"`` or ``"host"``.
+    reason : str
+        Why this backend.
+    devices : tuple of int
+        Devices with a pool; empty on ``"host"``.
+    """
+
+    def __init__(self, config: BridgeConfig) -> None:
+        self.config = config
+        self._pools: Pools = _make_pools(config)
+        self.backend = self._pools.backend
+        self.reason = self._pools.reason
+        self._hooks = Hooks(self._pools, config)
+        self._block_count = 0  # `with installed():` that are open; under _lock
+        self._ends_with_blocks = False
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(self._pools.heaps)
+
+    @property
+    def resources(self) -> "dict[int, ManagedBridgeResource]":
+        """The RMM resource of each device."""
+        return dict(self._pools.resources)
+
+    def uninstall(self) -> None:
+        """Undo `install`; see `rmm_managed_bridge.uninstall`."""
+        with _lock:
+            if _bridge is self:
+                _uninstall(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.uninstall()
+
+    def _enter_block(self, *, made_it: bool) -> Callable[[], None]:
+        """Open a ``with`` block. Returns what closes it: the last to close ends a bridge that a block has made."""
+        self._block_count += 1
+        self._ends_with_blocks = self._ends_with_blocks or made_it
+        leave = self._hooks.enter_block(hooked_it=made_it)
+
+        def close() -> None:
+            with _lock:
+                complaint = leave()
+                self._block_count -= 1
+                if self._ends_with_blocks and self._block_count == 0:
+                    self.uninstall()
+            if complaint is not None:
+                warnings.warn(BridgeWarning(f"the end of installed(): {complaint}"), stacklevel=4)
+
+        return close
+
+    def __repr__(self) -> str:
+        where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
+        hooked = ", ".join(name for name, how in self._hooks.states.items() if how == "hooked") or "nothing"
+        return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
+
+    def _publish(self) -> None:
+        overview.note_installed(
+            Status(
+                installed=True,
+                backend=self.backend,
+                reason=self.reason,
+                devices=self.devices,
+                frameworks=dict(self._hooks.states),
+                numpy_scope=None if self._hooks.numpy is None else self.config.numpy_scope,
+                track=self.config.track,
+                hints=str(self.config.hints),
+                hugepages=self.config.hugepages,
+            )
+        )
+
+    def _before_reinitialize(self, devices: Sequence[int]) -> None:
+        retiring = [heap for heap in self._pools.all_heaps() if heap.device < 0 or heap.device in devices]
+        survivors = describe_survivors(retiring)
+        if survivors is not None:
+            warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=5)
+
+    def _after_reinitialize(self, devices: Sequence[int]) -> None:
+        """Attach to what RMM set, on every device that was served."""
+        try:
+            self._pools.renew(devices)
+        except Exception as error:
+            _uninstall(self)
+            raise InstallError(
+                f"rmm.reinitialize changed the memory under the bridge, which was uninstalled: {error}"
+            ) from error
+        self._hooks.move()
+        self._publish()
+
+
+def install(
+    backend: str | None = None,
+    *,
+    frameworks: Sequence[str] | str | None = None,
+    initial_pool_size: int | str | None = None,
+    maximum_pool_size: int | str | None = None,
+    maximum_quarantine_size: int | float | str | None = None,
+    release_threshold: int | float | str | None = None,
+    devices: Sequence[int] | int | str | None = None,
+    pool: str | None = None,
+    ordering: str | None = None,
+    capture: str | None = None,
+    on_oom: Callable[[int, int], object] | None = None,
+    numpy_scope: str | None = None,
+    numpy_min_bytes: int | str | None = None,
+    track: str | None = None,
+    hints: Hints | str | None = None,
+    hugepages: str | None = None,
+) -> Bridge:
+    """Put one pool behind the frameworks.
+
+    Every argument may also be given as ``RMM_BRIDGE_<NAME>`` in the environment; the argument wins.
+
+    Parameters
+    ----------
+    backend : {"auto", "managed", "system", "host"}
+        ``"managed"`` wraps the current RMM resource if it gives managed memory (a pool over managed included), and
+        builds the stack itself if `initial_pool_size` is given. ``"system"`` is memory from the C library on devices
+        that can use it. ``"host"`` needs no GPU. ``"auto"`` takes ``"managed"`` where there is a device and ``"host"``
+        where there is none; `status` says why.
+    frameworks : sequence of str, optional
+        Of ``"numpy"``, ``"cupy"``, ``"warp"``, ``"torch"``: those, or an error. By default NumPy and those already
+        imported, as far as they can be hooked, but never PyTorch: its allocator can only be set before its first use,
+        and for good. Call `install` again with a framework to add it later. Naming NumPy also puts it on managed
+        memory where a device cannot share that with the CPU while it is busy; unasked, it stays on host memory there.
+    initial_pool_size, maximum_pool_size : int or str, optional
+        For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
+        takes from its upstream. There is no default that depends on the size of the card.
+    maximum_quarantine_size : int, float or str, optional
+        How much freed memory may wait for device work before an allocation waits (up to a second) for that work rather
+        than take more memory: bytes, text, or a fraction of the device's memory; a quarter of `maximum_pool_size` or
+        of the device by default. Where the work has not ended by then, a `BridgeWarning` says so.
+    release_threshold : int, float or str, optional
+        What is cached beyond this, bytes, text or a fraction of the device's memory, is given back by a thread of the
+        bridge's own, at most a second later. By default nothing is, but by `trim` and under pressure.
+    devices : sequence of int, int or "all", optional
+        Devices that get a pool; the current one by default.
+    pool : {"on", "debug"}
+        ``"off"`` is for debugging: each block is a piece of upstream of its own between guard bytes, nothing is used
+        again, and what is written out of bounds or after a free is reported as a `BridgeWarning`. Slow.
+    ordering : {"cautious", "recorded"}
+        Which streams' work a block waits for that the CPU used or a view showed: ``"cautious"``, all those that the
+        bridge holds, since programs forget to tell; ``"recorded"``, those that are known to have touched it.
+    capture : {"refuse"}
+        An allocation on a stream that is being captured is an error, and the capture stays valid.
+    on_oom : callable, optional
+        ``on_oom(size_bytes, attempt)``, called with the GIL held when a request cannot be served; if it returns true,
+        having made room, the request is tried once more, and so on. `attempt` counts from 1. It may allocate, and what
+        it then cannot get is an ordinary error. An exception from it becomes a note on the `MemoryError`. It is not
+        called for allocations of native code without the GIL, such as PyTorch's. Belongs to the process.
+    numpy_scope : {"process", "context"}
+        ``"process"``: NumPy arrays of every thread, executor, asyncio task and `contextvars` context, but for contexts
+        in which somebody set a handler of their own. ``"context"``: those of this context, as NumPy's own rule has
+        it: tasks inherit it, other threads allocate as before.
+    numpy_min_bytes : int or str
+        Smaller NumPy arrays come from where they came from before: NumPy's own functions, and in ``"context"`` scope
+        the C library.
+    track : {"sites", "counters", "off"}
+        What is recorded for each allocation: everything; all but the call site; nothing.
+    hints : Hints or str
+        When to tell the driver, by itself, where memory will be used: ``"none"``, ``"device"``, ``"host"``,
+        ``"read_mostly"``, with a least size ``"device:16MiB"``. None by default, since each is wrong for some work;
+        `using_hints` and `tag` choose for a part of the program, but not for new blocks of RMM and PyTorch, which are
+        made without the GIL. docs/guide/hints.md says which is for what.
+    hugepages : {"auto", "always", "never"}
+        Whether blocks of 4 MiB or more are advised to use huge pages, as NumPy does with its own memory: on host and
+        system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
+        ``NUMPY_MADVISE_HUGEPAGE`` is not 0. Short for ``hints=Hints(hugepages=...)``; a `ConfigError` where both are
+        given and differ.
+
+    Returns
+    -------
+    Bridge
+        The one that is installed. Calling again with nothing new returns it as it is.
+
+    Raises
+    ------
+    InstallError, BackendError, FrameworkError, ConfigError
+        All are `BridgeError`. Then nothing was changed.
+
+    Warns
+    -----
+    BridgeWarning
+        If a device cannot share managed memory with the CPU while it is busy (no ``concurrentManagedAccess``).
+    """
+    global _bridge
+    config = read_config(
+        backend=backend,
+        frameworks=frameworks,
+        initial_pool_size=initial_pool_size,
+        maximum_pool_size=maximum_pool_size,
+        maximum_quarantine_size=maximum_quarantine_size,
+        release_threshold=release_threshold,
+        devices=devices,
+        pool=pool,
+        ordering=ordering,
+        capture=capture,
+        on_oom=on_oom,
+        numpy_scope=numpy_scope,
+        numpy_min_bytes=numpy_min_bytes,
+        track=track,
+        hints=hints,
+        hugepages=hugepages,
+    )
+    if native_process.phase() != "running":
+        raise BackendError(
+            "this process was forked from one that had the bridge loaded, and CUDA does not work across fork; "
+            "start workers with the 'spawn' or 'forkserver' method"
+        )
+    with _lock:
+        if _bridge is not None:
+            _require_same(_bridge, config)
+            _bridge._hooks.hook(config.frameworks or (), required=True)
+            _bridge._publish()
+            return _bridge
+        native_process.set_internal_files(internal_prefixes())
+        bridge = Bridge(config)
+        try:
+            if config.frameworks is None:
+                bridge._hooks.hook_imported()
+            else:
+                bridge._hooks.hook(config.frameworks, required=True)
+            bridge._pools.attach()
+            reinitialize.watch(_around_reinitialize)
+            warn_before_forks()
+            serve(bridge._pools.heaps)
+        except BaseException:
+            bridge._hooks.unhook()
+            bridge._pools.detach()
+            raise
+        _bridge = bridge
+        pressure.on_oom = config.on_oom
+        policy.set_installed(config.hints)
+        bridge._publish()
+        if (notice := bridge._pools.notice(numpy_asked=bridge._hooks.numpy_asked)) is not None:
+            warnings.warn(BridgeWarning(notice), stacklevel=2)
+        _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
+        return bridge
+
+
+@contextlib.contextmanager
+def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
+    """Install for a ``with`` block: ``with bridge.installed("host"):``.
+
+    Takes the arguments of `install`. There is one bridge in a process: where one is installed already, by another block
+    or by `install`, the block shares it and may add frameworks to it. A bridge that a block has installed ends with the
+    last block that shares it, in whatever thread that is; one that `install` has installed stays. With
+    ``numpy_scope="context"`` every block reaches the context that it is in, and leaves it as it was.
+    """
+    with _lock:
+        outer = _bridge
+        bridge = install(backend, **arguments)
+        close = bridge._enter_block(made_it=outer is None)
+    try:
+        yield bridge
+    finally:
+        close()
+
+
+def uninstall() -> None:
+    """Put back what was there before `install`, for each framework and for RMM.
+
+    Blocks that are alive stay valid and go back to their pool when they are freed. Where somebody set another
+    allocator after `install`, that one stays, and a `BridgeWarning` says so. Does nothing if nothing is installed.
+    """
+    with _lock:
+        if _bridge is not None:
+            _uninstall(_bridge)
+
+
+def _uninstall(bridge: Bridge) -> None:
+    global _bridge
+    _bridge = None
+    pressure.on_oom = None
+    overview.note_installed(overview.NOT_INSTALLED)
+    policy.set_installed(Hints.none)
+    reinitialize.unwatch()
+    complaints = bridge._hooks.unhook() + bridge._pools.detach()
+    for complaint in complaints:
+        warnings.warn(BridgeWarning(f"uninstall: {complaint}"), stacklevel=3)
+
+
+def _make_pools(config: BridgeConfig) -> Pools:
+    backend, reason = config.backend, "asked for"
+    if backend == "auto":
+        backend, reason = machine.detect_backend(config.devices)
+    if backend == "host":
+        return HostPools(config, reason)
+    return RmmPools(config, backend, reason)
+
+
+def _require_same(bridge: Bridge, config: BridgeConfig) -> None:
+    """A second `install` may add frameworks, and repeat what is so already."""
+    different = []
+    for name in sorted(config.given - {"frameworks"}):
+        asked = getattr(config, name)
+        has = bridge.backend if name == "backend" else getattr(bridge.config, name)
+        if asked != has and (name, asked) != ("backend", "auto"):
+            different.append(f"{name}={asked!r} (is {has!r})")
+    if different:
+        raise InstallError(
+            f"the bridge is installed with other settings: {', '.join(different)}; call uninstall() first"
+        )
+
+
+def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> None:
+    with _lock:
+        bridge = _bridge
+        if bridge is not None:
+            bridge._before_reinitialize(devices)
+        try:
+            change()
+        except BaseException:
+            if bridge is not None:
+                # RMM has forgotten its resources by now, and would go on with memory that nobody tracks.
+                bridge._pools.reattach()
+            raise
+        if bridge is not None:
+            bridge._after_reinitialize(devices)

@@ -1,0 +1,198 @@
+"""Who holds the memory: counters, records and events of all pools, and what is installed."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from rmm_managed_bridge._native import ledger, messages
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.arrays.address import address_of
+from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.hints import counters
+from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Snapshot, Stats, Status
+
+_LONGEST_HISTORY = 10_000_000  # 130 bytes each
+
+NOT_INSTALLED = Status(
+    installed=False, backend=None, reason="", devices=(), frameworks={}, numpy_scope=None, track="sites"
+)
+
+_current: Status = NOT_INSTALLED
+
+
+def note_installed(now: Status) -> None:
+    """Let reports say what is installed from now on. Called by `install` alone, under its lock."""
+    global _current
+    _current = now
+
+
+class peak_scope:  # noqa: N801 - used like a function, as `tag`
+    """Measure the highest live bytes inside the block, whatever is measured or reset outside. Nests, up to 64 deep.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        The highest live bytes of the process since the block was entered; inside the block, until now. Exact while one
+        thread allocates, and for blocks of 1 MiB and more; with several threads it may be off by 256 KiB.
+    """
+
+    def __init__(self) -> None:
+        self._scope: int | None = None
+        self._result = 0
+
+    def __enter__(self) -> Self:
+        if self._scope is not None:
+            raise ConfigError("this peak scope is entered already; make one for each block")
+        self._scope = ledger.open_peak_scope()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scope, self._scope = self._scope, None
+        assert scope is not None
+        self._result = ledger.read_peak_scope(scope)
+        ledger.close_peak_scope(scope)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._result if self._scope is None else ledger.read_peak_scope(self._scope)
+
+
+def allocation_of(x: Any) -> Allocation | None:
+    """Return the record of the live block that `x` lies in, or None if it is not in a block of the bridge.
+
+    Parameters
+    ----------
+    x
+        An array of any framework, or a view of one; anything with ``__cuda_array_interface__`` or
+        ``__array_interface__``; an `rmm.DeviceBuffer`; or an address, also one inside a block.
+
+    Raises
+    ------
+    ViewError
+        If `x` has no address.
+    """
+    return ledger.allocation_of(address_of(x).ptr)
+
+
+def stats() -> Stats:
+    """Return the counters of all pools of this process.
+
+    Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is
+    asked to, but may take its time.
+    """
+    messages.warn(ledger.take_pending_warnings())
+    current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
+    holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
+    hints_done, hints_skipped = counters.counts()
+    reserved = used = quarantined = 0
+    for heap in native_pool.pools():
+        numbers = heap.numbers
+        reserved += numbers[0]
+        used += numbers[1]
+        quarantined += numbers[2]
+    return Stats(
+        current_bytes=current_bytes,
+        current_count=sum(usage.current_count for _, usage in holders),
+        peak_bytes=peak_bytes,
+        total_bytes=sum(usage.total_bytes for _, usage in holders),
+        total_count=sum(usage.total_count for _, usage in holders),
+        reserved_bytes=reserved,
+        cached_bytes=max(reserved - used - quarantined, 0),
+        quarantined_bytes=quarantined,
+        foreign_frees=foreign_frees,
+        size_mismatches=size_mismatches,
+        failures=failures,
+        damaged_blocks=damaged_blocks,
+        track=_current.track,
+        numpy_scope=_current.numpy_scope,
+        hugepages=Hugepages(_current.hugepages, *native_process.hugepage_counters()),
+        generations=generations(),
+        frameworks=dict(_current.frameworks),
+        hints_done=hints_done,
+        hints_skipped=hints_skipped,
+        holders=holders,
+    )
+
+
+def generations() -> tuple[Generation, ...]:
+    """Return every pool that still holds memory or takes requests, oldest first."""
+    native_pool.close_ended()
+    return tuple(
+        Generation(
+            number=heap.number,
+            device=heap.device,
+            kind=heap.kind,
+            current=not heap.retired,
+            current_bytes=heap.live_bytes,
+            current_count=heap.live_count,
+            reserved_bytes=heap.numbers[0],
+        )
+        for heap in native_pool.pools()
+    )
+
+
+def status() -> Status:
+    """Return what is installed now: backend, devices, frameworks, pools."""
+    current = _current
+    return Status(
+        installed=current.installed,
+        backend=current.backend,
+        reason=current.reason,
+        devices=current.devices,
+        frameworks=dict(current.frameworks),
+        numpy_scope=current.numpy_scope,
+        track=current.track,
+        hugepages=current.hugepages,
+        generations=generations(),
+        hints=current.hints,
+    )
+
+
+def snapshot() -> Snapshot:
+    """Return a frozen copy of the live allocations, with who held what at the high-water mark."""
+    return ledger.snapshot()
+
+
+def history() -> History:
+    """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`."""
+    return ledger.history()
+
+
+def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
+    """Keep the newest `limit` events in `history`, also plain allocations and frees if `every_event`.
+
+    Costs about 100 ns an event. Events so far are kept as far as they fit.
+    """
+    if not 0 <= limit <= _LONGEST_HISTORY:
+        raise ConfigError(f"limit={limit}: a history keeps 0 to {_LONGEST_HISTORY} events")
+    ledger.set_history(limit, every_event)
+
+
+def reset_peak() -> None:
+    """Let every peak start again from what is live now."""
+    ledger.reset_peak()
+
+
+def trim() -> int:
+    """Give what is free in all pools back to their upstreams, and return its bytes.
+
+    Does not wait for blocks that device work still touches. Freeing managed memory waits for the whole device; the
+    GIL is released meanwhile.
+    """
+    return sum(heap.trim() for heap in native_pool.pools())
+
+
+def synchronize() -> None:
+    """Wait until the work on every stream that the bridge holds is finished. The GIL is released meanwhile.
+
+    Streams that the bridge never saw are not waited for: use the framework's own call for those.
+
+    Raises
+    ------
+    BridgeError
+        If one of the streams is being captured. The capture stays valid.
+    """
+    for heap in native_pool.pools():
+        heap.synchronize()

@@ -1,0 +1,60 @@
+"""Names for what is allocated inside a block of code, with limits and hints."""
+
+from types import TracebackType
+from typing import Self
+
+from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.config import Hints
+from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.hints import policy
+from rmm_managed_bridge.units import format_bytes, parse_bytes
+
+_LONGEST_TAG = 200
+
+
+class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
+    """Name what is allocated inside the block.
+
+    Tags nest: ``"a"`` and inside it ``"b"`` give ``"a/b"``. Each thread and each asyncio task has its own, with the
+    rules of `contextvars`: a task inherits the tag it was made under, a new thread starts without one (on Python 3.14
+    with ``thread_inherit_context``, it inherits). Allocations made by native code without the GIL have no tag.
+
+    Parameters
+    ----------
+    name : str
+        Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them.
+    limit : int or str, optional
+        The most that may be live of what is allocated in blocks with this tag and this limit, tags inside them
+        included, in bytes or as text such as ``"2GiB"``: beyond it, an allocation is a `MemoryError`. A resize counts
+        too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``.
+    hints : Hints or str, optional
+        How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
+        the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it. They
+        say nothing of huge pages, which are a matter of whole pools.
+    """
+
+    __slots__ = ("_hints", "_limit_bytes", "_name")
+
+    def __init__(self, name: str, limit: int | str | None = None, *, hints: Hints | str | None = None) -> None:
+        if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
+            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
+        self._name = name
+        self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
+        self._hints = None if hints is None else policy.placement_hints(hints)
+
+    # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
+    def __enter__(self) -> Self:
+        number = native_process.nested_tag(native_process.tag_variable.get(), self._name, self._limit_bytes)
+        if self._hints is not None:
+            policy.set_of_tag(native_process.tag_name(number), self._hints)
+        native_process.tag_variable.set(number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        native_process.tag_variable.set(native_process.outer_tag(native_process.tag_variable.get()))
+
+    def __repr__(self) -> str:
+        limit = "" if self._limit_bytes is None else f", limit={format_bytes(self._limit_bytes)!r}"
+        return f"tag({self._name!r}{limit})"

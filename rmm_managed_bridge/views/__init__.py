@@ -1,0 +1,1 @@
+"""Arrays of another framework over the same bytes."""

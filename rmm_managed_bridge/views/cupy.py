@@ -1,0 +1,58 @@
+"""CuPy arrays over memory of the bridge."""
+
+from typing import TYPE_CHECKING, Any
+
+from rmm_managed_bridge.arrays.access import check_hand_over
+from rmm_managed_bridge.arrays.layout import require_device, require_ours
+from rmm_managed_bridge.frameworks.cupy import current_stream
+from rmm_managed_bridge.views.common import described, import_framework, lend_to
+
+if TYPE_CHECKING:
+    import cupy
+
+
+def as_cupy(x: Any) -> "cupy.ndarray":
+    """Return a CuPy array over the memory of `x`, for use on CuPy's current stream.
+
+    Parameters
+    ----------
+    x
+        A NumPy array, Warp array or other array in memory of the bridge that the device can reach.
+
+    Returns
+    -------
+    cupy.ndarray
+        With the shape, strides and dtype of `x`, on the device of its pool. It does not own its data (``OWNDATA`` is
+        False) and keeps `x` alive, by way of its ``.base``.
+
+    Raises
+    ------
+    ViewError
+        A `TypeError` too: if the memory is not the bridge's or no device reaches it; if the array is read-only, which
+        CuPy cannot express; if its dtype is byte-swapped or holds Python objects.
+    BridgeError
+        If CuPy's current stream is being captured.
+
+    Notes
+    -----
+    Kernels enqueued on the current stream from now on come after the device work on the block so far. Work of the CPU
+    needs no order: it is done when this is called. When the block is freed later, it waits for the stream that is
+    current now and for the one that is current when the view goes away.
+
+    The hints in use (`using_hints`, `tag`, `install`) are given on the current stream before this returns.
+    """
+    cupy = import_framework("cupy")
+    check_hand_over(cupy.cuda.Device, x)
+    if isinstance(x, cupy.ndarray):
+        return x
+    address, dtype = described(x, "CuPy")
+    if 0 in address.shape:
+        return cupy.empty(address.shape, dtype)
+    start, size_bytes = require_ours(x, address, dtype)
+    device = require_device(x, address)
+    with cupy.cuda.Device(device):
+        loan = lend_to(x, address, dtype, device, current_stream)
+        memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
+        pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
+        # What CuPy makes from a pointer has no base, and so says that it owns its data; a view of that does not.
+        return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides).view()

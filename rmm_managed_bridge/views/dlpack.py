@@ -1,0 +1,145 @@
+"""Arrays of the bridge for every library that speaks DLPack."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rmm_managed_bridge._native import blocks, dlpack
+from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge.arrays.access import check_hand_over
+from rmm_managed_bridge.arrays.address import address_of
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, dtype_of, require_ours
+from rmm_managed_bridge.arrays.stream_use import Loan, lend, note_use
+from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks import registry
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
+
+_CPU = (dlpack.CPU, 0)
+_DEVICE_TYPES = {
+    "managed": dlpack.CUDA_MANAGED,
+    "pinned": dlpack.CUDA_HOST,
+    "device": dlpack.CUDA,
+}
+_LEGACY, _NO_WAIT = 1, -1  # what the protocol calls them
+
+
+def as_dlpack(x: Any) -> "DLPackArray":
+    """Return `x` as an object with ``__dlpack__``, for ``from_dlpack`` of any library, without a copy.
+
+    Parameters
+    ----------
+    x
+        An array of any framework in memory of the bridge: booleans, integers, floating-point or complex numbers.
+
+    Returns
+    -------
+    DLPackArray
+        It and every array made from it keep `x` alive. Managed memory is shown as what it is (DLPack's device type
+        13), so that both a CPU and a GPU library may take it: ``cupy.from_dlpack(as_dlpack(numpy_array))``, which CuPy
+        refuses for the NumPy array itself, and ``numpy.from_dlpack(as_dlpack(cupy_array))``.
+
+    Raises
+    ------
+    ViewError
+        A `TypeError` too: if the memory is not the bridge's, the array has no elements, or DLPack has no such type.
+
+    Notes
+    -----
+    When a library takes the array on a stream that is the current one of CuPy, Warp or PyTorch, that stream is ordered
+    after the work on the block so far, and the block is not reused before the work on the stream that is current when
+    the library lets go of it. A library that names no stream, another one, or the CPU, gets the array once the work so
+    far is finished, as for `as_numpy`; what it does on streams of its own afterwards, only `record_stream` tells.
+    """
+    return DLPackArray(x)
+
+
+class DLPackArray:
+    """What `as_dlpack` returns."""
+
+    def __init__(self, x: Any) -> None:
+        address = address_of(x)
+        dtype = dtype_of(x, address)
+        if dtype.kind not in dlpack.CODES or not dtype.isnative:
+            raise ViewError(f"DLPack has no type for dtype {dtype}; convert the array first")
+        if 0 in address.shape:
+            raise ViewError("an array without elements has no memory to share; make one with the other library")
+        require_ours(x, address, dtype)
+        strides = address.strides
+        if strides is None:
+            strides = _c_strides(address.shape, dtype.itemsize)
+        if any(stride % dtype.itemsize for stride in strides):
+            raise ViewError("DLPack counts strides in elements, and these are no multiples of one; copy the array")
+        self._x = x
+        self._address = address
+        self._dtype = dtype
+        self._strides = tuple(stride // dtype.itemsize for stride in strides)
+        self._kind = blocks.kind_of(address.ptr)
+        self._device = blocks.device_of(address.ptr)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's device type and the device's number."""
+        kind = _DEVICE_TYPES.get(self._kind or "")
+        return _CPU if kind is None else (kind, max(self._device or 0, 0))
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> "CapsuleType":
+        """Return the tensor, as the protocol has it; see `as_dlpack` for order."""
+        device = self.__dlpack_device__() if dl_device is None else tuple(dl_device)
+        if copy:
+            raise BufferError("this export never copies; copy the array that was imported")
+        if device != self.__dlpack_device__() and not (device == _CPU and self._kind in HOST_ACCESSIBLE):
+            raise BufferError(f"{self._kind} memory of the bridge cannot be exported to DLPack device {device}")
+        versioned = max_version is not None and max_version[0] >= 1
+        if self._address.readonly and not versioned:
+            raise BufferError("the array is read-only, which only DLPack 1.0 and newer can express")
+        # A library that names neither may be one of the CPU, which takes managed memory, too: NumPy does.
+        unnamed = stream is None and dl_device is None and self._kind in HOST_ACCESSIBLE
+        for_cpu = device[0] == dlpack.CPU or unnamed
+        check_hand_over(lambda: "cpu" if for_cpu else device[1], self._x)
+        return dlpack.capsule(
+            self._lend(None if device[0] == dlpack.CPU else stream),
+            self._address.ptr,
+            self._address.shape,
+            self._strides,
+            code=dlpack.CODES[self._dtype.kind],
+            itemsize=self._dtype.itemsize,
+            device=(device[0], device[1]),
+            readonly=self._address.readonly,
+            versioned=versioned,
+        )
+
+    def _lend(self, stream: int | None) -> Loan:
+        ptr = self._address.ptr
+        current = None if stream is None else self._current_stream(stream)
+        if current is not None:
+            return lend(self._x, ptr, current)
+        if stream != _NO_WAIT:
+            note_use(self._x, ptr)
+            blocks.synchronize(ptr)
+        return Loan(self._x, ptr, None)
+
+    def _current_stream(self, stream: int) -> Callable[[], Any] | None:
+        """Return how to ask for the current stream of the framework that is on `stream` now."""
+        device = self._device
+        if stream == _NO_WAIT or device is None or device < 0:
+            return None
+        handle = registry.LEGACY if stream == _LEGACY else stream
+        for current in registry.current_streams(device):
+            if streams.stream_handle(current()) == handle:
+                return current
+        return None
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for length in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= length
+    return tuple(reversed(strides))

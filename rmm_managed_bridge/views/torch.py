@@ -1,0 +1,90 @@
+"""PyTorch tensors over memory of the bridge."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmm_managed_bridge._native import blocks
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.arrays.access import check_hand_over
+from rmm_managed_bridge.arrays.address import Address
+from rmm_managed_bridge.arrays.ipc import guard_torch
+from rmm_managed_bridge.arrays.layout import require_device, require_ours
+from rmm_managed_bridge.arrays.stream_use import Loan
+from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks.torch import current_stream
+from rmm_managed_bridge.views.common import ArrayInterface, described, import_framework, lend_to
+
+if TYPE_CHECKING:
+    import torch
+
+
+def as_torch(x: Any) -> "torch.Tensor":
+    """Return a PyTorch tensor over the memory of `x`: on the device of its pool, or on the CPU for host memory.
+
+    Parameters
+    ----------
+    x
+        A NumPy, CuPy or Warp array, or other array in memory of the bridge.
+
+    Returns
+    -------
+    torch.Tensor
+        With the shape, strides and matching dtype of `x`. It keeps `x` alive. A tensor is returned as it is.
+
+    Raises
+    ------
+    ViewError
+        A `TypeError` too: as for `as_cupy`; also for negative strides, for strides that are no multiple of the item,
+        for dtypes that PyTorch has no type for, and for memory that it does not take for CUDA's (that of the
+        ``"system"`` backend).
+
+    Notes
+    -----
+    Order and hints are as for `as_cupy`, on the stream that is PyTorch's current one on the device now. This goes
+    through ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
+    """
+    torch = import_framework("torch")
+    check_hand_over(torch.cuda.current_device, x)
+    if isinstance(x, torch.Tensor):
+        return x
+    address, dtype = described(x, "PyTorch")
+    try:
+        empty = torch.from_numpy(np.empty(0, dtype))
+    except TypeError:
+        raise ViewError(f"PyTorch has no type for dtype {dtype}; convert the array first") from None
+    if 0 in address.shape:
+        # It has no bytes, so no pool: it goes where the pool's arrays would.
+        device = max((heap.device for heap in native_pool.pools() if not heap.retired), default=-1)
+        return torch.empty(address.shape, dtype=empty.dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    if any(stride < 0 or stride % dtype.itemsize for stride in address.strides or ()):
+        raise ViewError(
+            "PyTorch has no negative strides, nor such that are no multiple of the item; copy the array first"
+        )
+    require_ours(x, address, dtype)
+    if blocks.kind_of(address.ptr) == "host":
+        return torch.from_numpy(np.asarray(ArrayInterface(x, address, dtype)))
+    device = require_device(x, address)
+    guard_torch(torch)
+    loan = lend_to(x, address, dtype, device, current_stream)
+    try:
+        tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ViewError(f"PyTorch does not take this {type(x).__name__} without a copy: {error}") from None
+    if tensor.data_ptr() != address.ptr:
+        raise ViewError(f"PyTorch made a copy of this {type(x).__name__} instead of a view")
+    return tensor
+
+
+class _CudaArrayInterface:
+    """What PyTorch makes a tensor from; the tensor keeps this, and this keeps the loan."""
+
+    def __init__(self, loan: Loan, address: Address) -> None:
+        self._loan = loan
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "data": (address.ptr, False),
+            "shape": address.shape,
+            "strides": address.strides,
+            "typestr": address.typestr,
+        }

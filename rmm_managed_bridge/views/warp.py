@@ -1,0 +1,74 @@
+"""Warp arrays over memory of the bridge."""
+
+from typing import TYPE_CHECKING, Any
+
+from rmm_managed_bridge._native import blocks
+from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.arrays.access import check_hand_over
+from rmm_managed_bridge.arrays.address import extent_of
+from rmm_managed_bridge.arrays.layout import require_device, require_ours
+from rmm_managed_bridge.arrays.stream_use import Loan
+from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks.warp import current_stream
+from rmm_managed_bridge.views.common import described, import_framework, lend_to
+
+if TYPE_CHECKING:
+    import warp
+
+_WARP_DIMENSIONS = 4  # its ARRAY_MAX_DIMS
+
+
+def as_warp(x: Any) -> "warp.array[Any]":
+    """Return a Warp array over the memory of `x`: on the device of its pool, or on the CPU for host memory.
+
+    Parameters
+    ----------
+    x
+        A NumPy or CuPy array, or other array in memory of the bridge, with one dimension or more.
+
+    Returns
+    -------
+    warp.array
+        With the shape and strides of `x` and the matching scalar type. It keeps `x` alive.
+
+    Raises
+    ------
+    ViewError
+        A `TypeError` too: as for `as_cupy`; also for dtypes that Warp has no type for, and for 0-dimensional arrays.
+
+    Notes
+    -----
+    Order and hints are as for `as_cupy`, on the stream that Warp uses on the device now.
+    """
+    warp = import_framework("warp")
+    check_hand_over(warp.get_device, x)
+    if isinstance(x, warp.array):
+        return x
+    address, dtype = described(x, "Warp")
+    if address.shape == ():
+        raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
+    if len(address.shape) > _WARP_DIMENSIONS:
+        raise ViewError(f"Warp has arrays of up to {_WARP_DIMENSIONS} dimensions, not {len(address.shape)}")
+    try:
+        warp_dtype = warp.dtype_from_numpy(dtype)
+    except (RuntimeError, TypeError):
+        raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
+    if 0 in address.shape:
+        # It has no bytes, so no pool: it goes where the pool's arrays would.
+        device = max((heap.device for heap in native_pool.pools() if not heap.retired), default=-1)
+        return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    require_ours(x, address, dtype)
+    if blocks.kind_of(address.ptr) == "host":
+        where, loan = "cpu", Loan(x, address.ptr, None)
+    else:
+        device = require_device(x, address)
+        where, loan = f"cuda:{device}", lend_to(x, address, dtype, device, current_stream)
+    return warp.array(
+        ptr=address.ptr,
+        dtype=warp_dtype,
+        shape=address.shape,
+        strides=address.strides,
+        capacity=extent_of(address, dtype.itemsize)[1],
+        device=where,
+        deleter=loan,
+    )
