@@ -9,7 +9,7 @@ from rmm_managed_bridge.adapters.cupy import cupy_allocator
 from rmm_managed_bridge.adapters.numpy_allocator import numpy_allocator
 from rmm_managed_bridge.adapters.torch import torch_mempool
 from rmm_managed_bridge.adapters.warp import WarpAllocator
-from rmm_managed_bridge.arrays.access import can_access, checked_access, memory_kind, ownership, require_access
+from rmm_managed_bridge.arrays.access import can_access, checked_access, memory_kind, memory_owner, require_access
 from rmm_managed_bridge.arrays.ipc import ipc_handle
 from rmm_managed_bridge.config import Hints
 from rmm_managed_bridge.errors import (
@@ -22,6 +22,7 @@ from rmm_managed_bridge.errors import (
     FrameworkError,
     InstallError,
     ViewError,
+    warn_renamed,
 )
 from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
 from rmm_managed_bridge.hints.policy import using_hints
@@ -95,8 +96,8 @@ __all__ = [
     "installed",
     "ipc_handle",
     "memory_kind",
+    "memory_owner",
     "numpy_allocator",
-    "ownership",
     "owns",
     "peak_scope",
     "prefetch",
@@ -124,6 +125,9 @@ def __getattr__(name: str) -> Any:
         from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
 
         return ManagedBridgeResource
+    if name == "ownership":
+        warn_renamed("ownership", "memory_owner")
+        return memory_owner
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from rmm_managed_bridge.errors import ConfigError, FrameworkError, renamed
+from rmm_managed_bridge.errors import ConfigError, FrameworkError, warn_renamed
 from rmm_managed_bridge.frameworks.registry import HOOKED
 from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
@@ -205,7 +205,7 @@ def read_config(
     ) -> str:
         found, source = given(name, value)
         if isinstance(found, str) and found in old:
-            renamed(f"{source}={found!r}", f"{source}={old[found]!r}", stacklevel=5)
+            warn_renamed(f"{source}={found!r}", f"{source}={old[found]!r}")
             found = old[found]
         if found is None:
             return default

@@ -4,7 +4,11 @@ Out of memory is not in this family: it stays :class:`MemoryError` (and CuPy's o
 what callers of an allocator catch.
 """
 
+import contextlib
+import os
+import sys
 import warnings
+from pathlib import Path
 
 __all__ = [
     "AccessError",
@@ -16,7 +20,10 @@ __all__ = [
     "FrameworkError",
     "InstallError",
     "ViewError",
+    "warn_renamed",
 ]
+
+_NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__, "<frozen importlib")
 
 
 class BridgeError(Exception):
@@ -55,11 +62,20 @@ class ViewError(BridgeError, TypeError):
     """A view without a copy is not possible for this object."""
 
 
-def renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that `old` is spelled `new` now, at the line that is `stacklevel` calls up.
+def warn_renamed(old: str, new: str) -> None:
+    """Say, at the line of the program that wrote `old`, that it is called `new` now.
 
-    A `FutureWarning`, which is shown wherever it comes from, since the old spelling ends with the next release: a
-    `DeprecationWarning` is shown for ``__main__`` alone.
+    A `FutureWarning`, since Python hides a `DeprecationWarning` from everyone but ``__main__``: whoever sets the
+    environment of a program, or has it in modules of its own, would first hear of it when the old spelling is gone.
     """
-    text = f"{old} is {new} now; the old spelling goes with the next release"
-    warnings.warn(text, FutureWarning, stacklevel=stacklevel)
+    frame = sys._getframe()
+    # Not a stacklevel: `from ... import`, `installed` and a bare call have different numbers of frames between.
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        f"{old} is called {new} now, and goes with the next release; write {new}",
+        FutureWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

@@ -12,7 +12,7 @@ from rmm_managed_bridge.errors import AccessError, ConfigError, ViewError
 from rmm_managed_bridge.frameworks import registry
 
 MemoryKind = Literal["host", "pinned", "device", "mempool", "managed", "system", "unknown"]
-Ownership = Literal["bridge", "other", "wrapped", "unknown"]
+MemoryOwner = Literal["bridge", "other", "wrapped", "unknown"]
 
 # Numbers of CUpointer_attribute and CUmemorytype, from cuda.h.
 _MEMORY_TYPE = 2
@@ -48,7 +48,7 @@ def memory_kind(x: Any) -> MemoryKind:
     return kind_at(x, pointer_of(x))
 
 
-def ownership(x: Any) -> Ownership:
+def memory_owner(x: Any) -> MemoryOwner:
     """Return whose memory `x` lies in.
 
     Returns

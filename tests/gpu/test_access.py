@@ -26,7 +26,7 @@ def test_pool_memory_is_managed_as_the_driver_says_too(bridge, cupy, warp, rmm_p
     from rmm_managed_bridge.arrays.address import address_of
 
     for x in pool_arrays(cupy, warp, rmm_pool):
-        assert (bridge.memory_kind(x), bridge.ownership(x)) == ("managed", "bridge")
+        assert (bridge.memory_kind(x), bridge.memory_owner(x)) == ("managed", "bridge")
         assert bridge.can_access("cpu", x) and bridge.can_access(0, x) and bridge.can_access("cuda:0", x)
         ptr = address_of(x).ptr
         assert blocks.driver_attribute(ptr, 8) == 1  # CU_POINTER_ATTRIBUTE_IS_MANAGED
@@ -58,9 +58,9 @@ def test_memory_of_others_is_named_and_judged(bridge, cupy, warp) -> None:
 
     pageable = device_traits(0).pageable_memory_access
     assert [bridge.can_access(0, x) for x in kinds.values()] == [True, True, True, True, pageable]
-    assert [bridge.ownership(x) for x in kinds.values()] == ["other", "other", "other", "wrapped", "wrapped"]
+    assert [bridge.memory_owner(x) for x in kinds.values()] == ["other", "other", "other", "wrapped", "wrapped"]
     view = cupy.ndarray(MIB, "u1", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(device.data.ptr, MIB, device), 0))
-    assert bridge.ownership(view) == "wrapped"
+    assert bridge.memory_owner(view) == "wrapped"
     if not pageable:
         with pytest.raises(bridge.AccessError, match="no HMM or ATS"):
             bridge.require_access(0, host)
@@ -69,7 +69,7 @@ def test_memory_of_others_is_named_and_judged(bridge, cupy, warp) -> None:
     with pytest.raises(bridge.AccessError, match="there is no device 77"):
         bridge.require_access(77, device)
     for nothing in (12345, object()):
-        assert (bridge.memory_kind(nothing), bridge.ownership(nothing)) == ("unknown", "unknown")
+        assert (bridge.memory_kind(nothing), bridge.memory_owner(nothing)) == ("unknown", "unknown")
 
 
 @pytest.mark.behaviour("D5")
@@ -80,7 +80,12 @@ def test_questions_move_no_page_and_break_no_capture(bridge, cupy, streams) -> N
     with stream:
         stream.begin_capture()
         array += 1
-        for ask in (bridge.memory_kind, bridge.ownership, lambda x: bridge.can_access("cpu", x), bridge.allocation_of):
+        for ask in (
+            bridge.memory_kind,
+            bridge.memory_owner,
+            lambda x: bridge.can_access("cpu", x),
+            bridge.allocation_of,
+        ):
             ask(array)
         graph = stream.end_capture()
         graph.launch()

@@ -205,7 +205,7 @@ def test_peer_access_decides_who_reaches_device_memory(both, cupy, set_peer_acce
     with cupy.cuda.Device(0), cupy.cuda.using_allocator(pool.malloc):
         array = cupy.ones(MIB, "u1")
         cupy.cuda.get_current_stream().synchronize()
-    assert (both.memory_kind(array), both.ownership(array)) == ("device", "other")
+    assert (both.memory_kind(array), both.memory_owner(array)) == ("device", "other")
     for on in (False, True, False, True, False):
         set_peer_access(on)
         assert both.can_access(1, array) is on

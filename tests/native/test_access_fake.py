@@ -51,9 +51,9 @@ def test_kinds_of_ours_need_no_question(fake: FakeCuda, bridge: Any) -> None:
         fake.clear()
         assert bridge.memory_kind(ptr) == bridge.memory_kind(ptr + 4096) == kind
         assert fake.calls() == 0
-        assert bridge.ownership(ptr) == "bridge"
+        assert bridge.memory_owner(ptr) == "bridge"
         heap.deallocate(ptr)
-        assert bridge.ownership(ptr) == "unknown"
+        assert bridge.memory_owner(ptr) == "unknown"
         assert heap.retire()
 
 
@@ -63,13 +63,13 @@ def test_kinds_of_others_are_the_drivers(fake: FakeCuda, bridge: Any) -> None:
     assert bridge.memory_kind(theirs(fake, DEVICE, mempool=True)) == "mempool"
     assert bridge.memory_kind(theirs(fake, DEVICE, managed=True)) == "managed"
     assert bridge.memory_kind(theirs(fake, HOST)) == "pinned"
-    assert bridge.ownership(THEIRS) == "other"
+    assert bridge.memory_owner(THEIRS) == "other"
     array = np.ones(10)
-    assert (bridge.memory_kind(array), bridge.ownership(array)) == ("host", "other")
-    assert bridge.ownership(np.frombuffer(bytearray(80))) == "wrapped"
-    assert bridge.ownership(array[2:]) == "other"
+    assert (bridge.memory_kind(array), bridge.memory_owner(array)) == ("host", "other")
+    assert bridge.memory_owner(np.frombuffer(bytearray(80))) == "wrapped"
+    assert bridge.memory_owner(array[2:]) == "other"
     for nothing in (array.ctypes.data, 12345, 0, -1, 1 << 80, None, "text", object()):
-        assert (bridge.memory_kind(nothing), bridge.ownership(nothing)) == ("unknown", "unknown")
+        assert (bridge.memory_kind(nothing), bridge.memory_owner(nothing)) == ("unknown", "unknown")
         assert not bridge.can_access("cpu", nothing) and not bridge.can_access(0, nothing)
 
 
@@ -172,7 +172,7 @@ def test_questions_touch_no_data_and_no_capture(fake: FakeCuda, bridge: Any) -> 
     stream = fake.stream(blocking=True)
     fake.begin_capture(stream)
     bridge.memory_kind(ptr)
-    bridge.ownership(ptr)
+    bridge.memory_owner(ptr)
     bridge.can_access("cpu", ptr)
     bridge.can_access(1, ptr)
     assert fake.end_capture(stream)

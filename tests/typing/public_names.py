@@ -113,7 +113,7 @@ def access(x: object) -> None:
     if kind == "managed":
         assert_type(bridge.can_access("cpu", x), bool)
     assert_type(bridge.memory_kind(x), Literal["host", "pinned", "device", "mempool", "managed", "system", "unknown"])
-    assert_type(bridge.ownership(x), Literal["bridge", "other", "wrapped", "unknown"])
+    assert_type(bridge.memory_owner(x), Literal["bridge", "other", "wrapped", "unknown"])
     with bridge.checked_access():
         bridge.require_access(0, x)
     assert_type(bridge.ipc_handle(x), NoReturn)

@@ -1,0 +1,27 @@
+"""Old spellings: each still works for one release, and says what to write at the line that wrote it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import rmm_managed_bridge as bridge
+
+
+@contextmanager
+def told_to_write(new: str) -> Iterator[None]:
+    """Expect one warning or more, all of the same kind and of lines of this file."""
+    with pytest.warns(FutureWarning, match=f"write {new}$") as seen:
+        yield
+    assert {(each.category, each.filename) for each in seen} == {(FutureWarning, __file__)}
+
+
+def test_ownership_is_memory_owner() -> None:
+    array = np.frombuffer(bytearray(80))
+    with told_to_write("memory_owner"):
+        assert bridge.ownership(array) == bridge.memory_owner(array) == "wrapped"
+    with told_to_write("memory_owner"):
+        from rmm_managed_bridge import ownership
+    assert ownership is bridge.memory_owner
+    assert "ownership" not in dir(bridge)
