@@ -108,7 +108,7 @@ def stats() -> Stats:
         track=_current.track,
         numpy_scope=_current.numpy_scope,
         hugepages=Hugepages(_current.hugepages, *native_process.hugepage_counters()),
-        generations=generations(),
+        pools=pools(),
         frameworks=dict(_current.frameworks),
         hints_done=hints_done,
         hints_skipped=hints_skipped,
@@ -116,7 +116,7 @@ def stats() -> Stats:
     )
 
 
-def generations() -> tuple[Generation, ...]:
+def pools() -> tuple[Generation, ...]:
     """Return every pool that still holds memory or takes requests, oldest first."""
     native_pool.close_ended()
     return tuple(
@@ -145,7 +145,7 @@ def status() -> Status:
         numpy_scope=current.numpy_scope,
         track=current.track,
         hugepages=current.hugepages,
-        generations=generations(),
+        pools=pools(),
         hints=current.hints,
     )
 

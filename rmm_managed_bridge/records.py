@@ -3,12 +3,23 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from rmm_managed_bridge.errors import warn_renamed
 from rmm_managed_bridge.units import format_bytes
 
 GroupKey = Literal["framework", "tag", "site", "device", "kind"]
 GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind")
+
+
+def _renamed(old: str, new: str) -> property:
+    """Return the old name of an attribute, for one release. Without an annotation it is no field."""
+
+    def read(record: Any) -> Any:
+        warn_renamed(old, new)
+        return getattr(record, new)
+
+    return property(read)
 
 
 class CallSite(NamedTuple):
@@ -232,7 +243,7 @@ class Stats:
     track: str
     numpy_scope: str | None
     hugepages: Hugepages = _NOTHING_ADVISED
-    generations: tuple[Generation, ...] = ()
+    pools: tuple[Generation, ...] = ()
     frameworks: Mapping[str, str] = field(default_factory=dict)
     """How each framework stands: ``"hooked"``, or the reason why not."""
     damaged_blocks: int = 0
@@ -242,6 +253,7 @@ class Stats:
     hints_skipped: Mapping[str, int] = field(default_factory=dict)
     """Hints that were not given, by reason."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
+    generations = _renamed("generations", "pools")
 
     def by(self, key: GroupKey) -> dict[str, Usage]:
         """Return counters per framework, tag, site, device or kind, most live bytes first."""
@@ -274,9 +286,10 @@ class Status:
     numpy_scope: str | None
     track: str
     hugepages: str = "never"
-    generations: tuple[Generation, ...] = ()
+    pools: tuple[Generation, ...] = ()
     hints: str = "none"
     """Which hints are given where neither the context nor a tag says otherwise."""
+    generations = _renamed("generations", "pools")
 
     def __str__(self) -> str:
         if not self.installed:
@@ -285,7 +298,7 @@ class Status:
         lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
         scope = self.numpy_scope or "not hooked"
         lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")
-        for each in self.generations:
+        for each in self.pools:
             where, state = device_name(each.device), "current" if each.current else "retired"
             live = f"{format_bytes(each.current_bytes)} live in {each.current_count}"
             lines.append(

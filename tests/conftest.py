@@ -205,7 +205,7 @@ def managed_bytes_limit(request: pytest.FixtureRequest) -> Iterator[ManagedBudge
     yield budget
     provenance = sys.modules.get("rmm_managed_bridge.overview")
     if "gpu" in _required(request.node) and provenance is not None:
-        reserved = sum(pool.reserved_bytes for pool in provenance.generations() if pool.kind == "managed")
+        reserved = sum(pool.reserved_bytes for pool in provenance.pools() if pool.kind == "managed")
         if reserved > MANAGED_LIMIT_BYTES:
             pytest.fail(f"{reserved} bytes of managed memory are reserved after the test; the limit is 4 GiB")
 

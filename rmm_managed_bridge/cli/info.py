@@ -36,12 +36,14 @@ def info(as_json: bool) -> None:
     backend, reason = bridge.detect_backend()
     status = bridge.status()
     if as_json:
+        plain = _plain(status)
+        plain["generations"] = plain["pools"]  # the old name, for one release: JSON has no place for a warning
         facts = {
             "versions": versions,
             "platform": platform.platform(),
             "driver": dataclasses.asdict(driver),
             "auto": {"backend": backend, "reason": reason},
-            "status": _plain(status),
+            "status": plain,
         }
         click.echo(json.dumps(facts, indent=2))
         return

@@ -127,22 +127,22 @@ def status_table(status: "Status") -> RenderableType:
         facts.add_section()
         for framework, state in status.frameworks.items():
             facts.add_row(Text(framework), Text(state, style="green" if state == "hooked" else "yellow"))
-    if not status.generations:
+    if not status.pools:
         return facts
     pools = _table("pools")
     for name in ("pool", "device", "kind", "state"):
         pools.add_column(name, no_wrap=True)
     for name in ("live", "count", "reserved"):
         pools.add_column(name, justify="right", no_wrap=True)
-    for generation in status.generations:
+    for each in status.pools:
         pools.add_row(
-            str(generation.number),
-            device_name(generation.device),
-            generation.kind,
-            "current" if generation.current else "retired",
-            format_bytes(generation.current_bytes),
-            str(generation.current_count),
-            format_bytes(generation.reserved_bytes),
+            str(each.number),
+            device_name(each.device),
+            each.kind,
+            "current" if each.current else "retired",
+            format_bytes(each.current_bytes),
+            str(each.current_count),
+            format_bytes(each.reserved_bytes),
         )
     return Group(facts, pools)
 

@@ -110,7 +110,7 @@ def test_numpy_is_unhooked_when_cupy_fails(cupy: Any, monkeypatch: pytest.Monkey
         bridge.install(frameworks=BOTH)
     assert not bridge.status().installed
     assert not bridge.owns(np.ones(10))
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
 
 
 def test_an_unavailable_cupy_that_was_only_imported_is_named_with_its_reason(cupy: Any) -> None:
@@ -136,7 +136,7 @@ def test_cupy_moves_to_the_new_pool_when_rmm_is_reinitialised(cupy: Any, monkeyp
     with pytest.warns(bridge.BridgeWarning, match="of cupy"):
         rmm.reinitialize()
     new = cupy.alloc(2 * MIB)
-    assert [(each.current, each.current_bytes) for each in bridge.stats().generations] == [
+    assert [(each.current, each.current_bytes) for each in bridge.stats().pools] == [
         (False, MIB),
         (True, 2 * MIB),
     ]

@@ -69,7 +69,7 @@ def test_after_first_use_it_is_one_clear_error_and_nothing_is_half_installed(tor
         bridge.install(frameworks=BOTH)
     assert not bridge.status().installed
     assert not bridge.owns(np.ones(10))
-    assert bridge.stats().generations == ()
+    assert bridge.stats().pools == ()
 
 
 def test_it_is_hooked_last_since_it_cannot_be_undone(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_installing_again_changes_the_pool_and_not_the_allocator(torch: Any) -> 
     torch.initialized = True
     with installed():
         new = torch.empty(2 * MIB)
-        generations = [(each.current, each.current_bytes) for each in bridge.stats().generations]
-        assert generations == [(False, MIB), (True, 2 * MIB)]
+        pools = [(each.current, each.current_bytes) for each in bridge.stats().pools]
+        assert pools == [(False, MIB), (True, 2 * MIB)]
     del old, new
 
 
@@ -243,8 +243,8 @@ def test_torch_moves_to_the_new_pool_when_rmm_is_reinitialised(torch: Any, monke
         with pytest.warns(bridge.BridgeWarning, match="of torch"):
             rmm.reinitialize()
         new = torch.empty(2 * MIB)
-        generations = [(each.current, each.current_bytes) for each in bridge.stats().generations]
-        assert generations == [(False, MIB), (True, 2 * MIB)]
+        pools = [(each.current, each.current_bytes) for each in bridge.stats().pools]
+        assert pools == [(False, MIB), (True, 2 * MIB)]
         del old, new
 
 

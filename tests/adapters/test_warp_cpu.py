@@ -49,7 +49,7 @@ def test_a_warp_that_was_asked_for_is_an_error_and_nothing_is_half_installed(rea
     with pytest.raises(bridge.BridgeError, match=r"there is none here; as_warp\(\)"):
         bridge.install(frameworks=["numpy", "warp"])
     assert not bridge.status().installed
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
     assert not bridge.owns(np.ones(10))
 
 

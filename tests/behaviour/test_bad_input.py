@@ -18,11 +18,11 @@ MIB = 1 << 20
 def unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test after which anything is installed, held or hooked that was not before."""
     initialize, resource = rmm.rmm._initialize, rmm.mr.get_per_device_resource(0)
-    pools = bridge.stats().generations
+    pools = bridge.stats().pools
     yield
     assert not bridge.status().installed
     if not {"allocator", "host_heap"} & set(request.fixturenames):
-        assert {each.number for each in bridge.stats().generations} <= {each.number for each in pools}
+        assert {each.number for each in bridge.stats().pools} <= {each.number for each in pools}
     assert not bridge.owns(np.ones(10))
     assert rmm.rmm._initialize is initialize
     assert rmm.mr.get_per_device_resource(0) is resource

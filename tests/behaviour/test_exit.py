@@ -138,11 +138,11 @@ def test_an_array_outlives_the_bridge_its_modules_and_their_return() -> None:
             import rmm_managed_bridge as again
 
             for _ in range(1000):  # a thread of the bridge's own gives the memory back
-                if not again.stats().generations:
+                if not again.stats().pools:
                     break
                 time.sleep(0.01)
             stats = again.stats()
-            print(stats.current_count, stats.current_bytes, stats.reserved_bytes, stats.generations)
+            print(stats.current_count, stats.current_bytes, stats.reserved_bytes, stats.pools)
             with again.installed("host"):
                 assert again.owns(np.ones(100))
             """
@@ -193,10 +193,10 @@ def test_a_pool_is_released_after_its_last_block_in_any_order(first: str) -> Non
                 del resource, block, cycle
             gc.collect()
             for _ in range(1000):  # a thread of the bridge's own gives the memory back
-                if not bridge.stats().generations:
+                if not bridge.stats().pools:
                     break
                 time.sleep(0.01)
-            print(memory.live_bytes, memory.wrong_frees, bridge.stats().generations)
+            print(memory.live_bytes, memory.wrong_frees, bridge.stats().pools)
             """,
             first,
         )

@@ -28,7 +28,7 @@ def test_import_has_no_effect_and_brings_no_framework() -> None:
             print(sorted({"cupy", "warp", "torch", "rmm"} & set(sys.modules)), bridge.status().installed)
             import numpy as np
 
-            print(np._core.multiarray.get_handler_name(np.empty(1)), bridge.stats().generations)
+            print(np._core.multiarray.get_handler_name(np.empty(1)), bridge.stats().pools)
             """
         )
     )
@@ -162,7 +162,7 @@ def test_a_numpy_hook_that_does_not_work_is_noticed_and_undone(monkeypatch: pyte
         bridge.install("host", frameworks=["numpy"], numpy_scope="context")
     assert numpy_handler.current() is before
     assert not bridge.status().installed
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
     assert not bridge.owns(np.ones(10))
 
 
@@ -175,7 +175,7 @@ def test_what_is_free_goes_back_when_arrays_outlive_the_bridge() -> None:
     assert eventually(lambda: bridge.stats().reserved_bytes <= 64 * MIB), "one piece, in which the live array lies"
     assert (kept == 7).all()
     del kept
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
 
 
 def test_numpy_min_bytes_leaves_smaller_arrays_to_the_c_library() -> None:

@@ -67,20 +67,20 @@ def _use_another_numpy_pool() -> None:
 @pytest.mark.parametrize("change", [_uninstall, _reinstall, _install_again, _use_another_numpy_pool])
 def test_a_numpy_array_returns_to_its_own_pool(change: Callable[[], None]) -> None:
     bridge.install("host", frameworks=["numpy"])
-    number = bridge.stats().generations[-1].number
+    number = bridge.stats().pools[-1].number
     array = np.full(MIB, 7, "u1")
     change()
     with recorded_events(100):
         assert array.sum(dtype=int) == 7 * MIB
         ptr = array.ctypes.data
-        generation = next(each for each in bridge.stats().generations if each.number == number)
+        generation = next(each for each in bridge.stats().pools if each.number == number)
         assert generation.current_bytes == MIB
         del array
         frees = [event for event in bridge.history() if event.action == "deallocate" and event.ptr == ptr]
     bridge.uninstall()
     assert len(frees) == 1
     assert bridge.stats().current_bytes == 0
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
 
 
 @pytest.mark.behaviour("L4")
@@ -173,7 +173,7 @@ def test_reinitialize_names_the_survivors_once_and_starts_a_new_pool(initialize_
     for name in ("one", "two", "three"):
         with bridge.tag(name):
             arrays.append(np.full(MIB, 3, "u1"))
-    old = bridge.stats().generations[-1].number
+    old = bridge.stats().pools[-1].number
 
     with pytest.warns(bridge.BridgeWarning) as caught:
         rmm.reinitialize(pool_allocator=True, managed_memory=True, initial_pool_size="1MiB")
@@ -186,14 +186,14 @@ def test_reinitialize_names_the_survivors_once_and_starts_a_new_pool(initialize_
     assert caught[0].filename == __file__
 
     fourth = np.full(MIB, 4, "u1")
-    first, second = bridge.stats().generations
+    first, second = bridge.stats().pools
     assert (first.number, first.current, first.current_bytes, first.current_count) == (old, False, 3 * MIB, 3)
     assert (second.current, second.current_bytes, second.current_count) == (True, MIB, 1)
     assert all((array == 3).all() for array in arrays)
     assert [bridge.allocation_of(array).tag for array in arrays] == ["one", "two", "three"]  # type: ignore[union-attr]
 
     del arrays
-    assert eventually(lambda: [each.number for each in bridge.stats().generations] == [second.number])
+    assert eventually(lambda: [each.number for each in bridge.stats().pools] == [second.number])
     assert fourth.sum(dtype=int) == 4 * MIB
     bridge.uninstall()
 
@@ -202,12 +202,12 @@ def test_reinitialize_names_the_survivors_once_and_starts_a_new_pool(initialize_
 @pytest.mark.requires("no_gpu")
 def test_reinitialize_without_live_blocks_is_silent(initialize_stub: list[dict[str, Any]]) -> None:
     with bridge.installed("host", frameworks=["numpy"]):
-        number = bridge.stats().generations[-1].number
+        number = bridge.stats().pools[-1].number
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             rmm.reinitialize()
         assert bridge.owns(np.ones(10))
-        assert eventually(lambda: [each.number > number for each in bridge.stats().generations] == [True])
+        assert eventually(lambda: [each.number > number for each in bridge.stats().pools] == [True])
 
 
 @pytest.mark.behaviour("L6")
@@ -245,10 +245,10 @@ WRAPPED = """
     assert seen == ["theirs", "rmm"], seen
 
     bridge.install("host", frameworks=["numpy"])
-    before = bridge.stats().generations[-1].number
+    before = bridge.stats().pools[-1].number
     rmm.reinitialize()
     assert seen == ["theirs", "rmm"] * 2, seen
-    assert [each.number > before for each in bridge.stats().generations] == [True], "not seen by the bridge"
+    assert [each.number > before for each in bridge.stats().pools] == [True], "not seen by the bridge"
     assert bridge.owns(np.ones(10))
     bridge.uninstall()
 """

@@ -140,7 +140,7 @@ def test_two_threads_in_context_scope_share_one_bridge_until_the_last_leaves(fir
         "second after": False,
     }
     assert not bridge.status().installed
-    assert bridge.stats().generations == ()
+    assert bridge.stats().pools == ()
 
 
 @pytest.mark.behaviour("N2")
@@ -223,11 +223,11 @@ def test_a_resize_after_a_pool_switch_stays_in_its_own_pool() -> None:
     array = np.arange(MIB // 8)
     bridge.uninstall()
     bridge.install("host", frameworks=["numpy"])
-    old, new = bridge.stats().generations
+    old, new = bridge.stats().pools
     array.resize(4 * MIB // 8, refcheck=False)
     assert array[: MIB // 8].tolist() == list(range(MIB // 8))
     assert not array[MIB // 8 :].any()
-    now = {each.number: each for each in bridge.stats().generations}
+    now = {each.number: each for each in bridge.stats().pools}
     assert (now[old.number].current_bytes, now[old.number].current) == (4 * MIB, False)
     assert now[new.number] == new
     bridge.uninstall()

@@ -103,7 +103,7 @@ def test_a_failed_check_gives_numpy_back_in_name_and_in_fact(monkeypatch: pytest
     _run(lambda: found.append((get_handler_name(np.ones(10)), bridge.owns(np.ones(10)))))
     found.append((get_handler_name(), bridge.owns(np.ones(10))))
     assert found == [(before, False)] * 2
-    assert eventually(lambda: not bridge.stats().generations)
+    assert eventually(lambda: not bridge.stats().pools)
 
 
 def test_arrays_of_before_and_after_live_across_any_number_of_installs() -> None:

@@ -38,7 +38,7 @@ def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMem
     if first == "resource":
         del resource
         gc.collect()
-        generation = next(each for each in bridge.stats().generations if each.number == number)
+        generation = next(each for each in bridge.stats().pools if each.number == number)
         assert (generation.current, generation.current_bytes) == (False, MIB)
         assert memory.live_bytes > 0
         native_pool.any_pool().deallocate(ptr, MIB)
@@ -48,7 +48,7 @@ def test_the_pool_ends_with_the_later_of_resource_and_last_block(memory: HostMem
         del resource
     gc.collect()
     assert eventually(lambda: memory.live_bytes == 0)  # the bridge's own thread gives it back
-    assert eventually(lambda: number not in {each.number for each in bridge.stats().generations})
+    assert eventually(lambda: number not in {each.number for each in bridge.stats().pools})
 
 
 @pytest.mark.behaviour("L3")
@@ -58,7 +58,7 @@ def test_an_upstream_may_ask_for_a_report_as_it_goes(memory: HostMemory) -> None
 
     class Upstream(rmm.mr.LimitingResourceAdaptor):  # type: ignore[misc]
         def __del__(self) -> None:
-            seen.append({each.number for each in bridge.status().generations})
+            seen.append({each.number for each in bridge.status().pools})
 
     resource = bridge.ManagedBridgeResource(Upstream(memory.resource, 1 << 30))
     number = resource.pool.number
@@ -66,7 +66,7 @@ def test_an_upstream_may_ask_for_a_report_as_it_goes(memory: HostMemory) -> None
     del resource
     gc.collect()
     native_pool.any_pool().deallocate(ptr, MIB)
-    assert eventually(lambda: number not in {each.number for each in bridge.stats().generations})
+    assert eventually(lambda: number not in {each.number for each in bridge.stats().pools})
     assert eventually(lambda: seen)
     assert number not in seen[0]
 

@@ -116,7 +116,7 @@ def test_four_gibibytes_are_one_block_and_more_is_refused(rmm_pool, cupy, gpu_in
         bridge.uninstall()
         gc.collect()
         rmm_pool.reinitialize()
-    assert eventually(lambda: all(each.reserved_bytes < size for each in bridge.stats().generations))
+    assert eventually(lambda: all(each.reserved_bytes < size for each in bridge.stats().pools))
 
 
 def test_a_block_costs_no_python_object_beyond_cupys_own(bridge, cupy) -> None:

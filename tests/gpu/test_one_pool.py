@@ -114,12 +114,12 @@ def test_reinitialize_names_survivors_and_attaches_to_the_new_pool(bridge, cupy,
     assert __file__ in str(warning.message)
     new = [np.ones(1 << 18, "f4"), cupy.ones(1 << 18, "f4"), warp.ones(1 << 18, dtype=warp.float32, device="cuda:0")]
     buffer = rmm_pool.DeviceBuffer(size=1 << 20)
-    generations = bridge.stats().generations
-    assert [(each.current, each.current_count) for each in generations] == [(False, 3), (True, 4)]
+    pools = bridge.stats().pools
+    assert [(each.current, each.current_count) for each in pools] == [(False, 3), (True, 4)]
     assert all((bridge.as_numpy(array) == 1).all() for array in old + new)
     del old, buffer, new
     gc.collect()
-    assert [each.current_count for each in bridge.stats().generations if each.current] == [0]
+    assert [each.current_count for each in bridge.stats().pools if each.current] == [0]
 
 
 def test_reinitialize_to_memory_that_numpy_cannot_use_is_one_clear_error(bridge, rmm_pool) -> None:

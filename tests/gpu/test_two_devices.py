@@ -64,7 +64,7 @@ def test_each_device_serves_its_own_and_says_so(both, cupy, warp, rmm_pool) -> N
     assert cupy.cuda.runtime.getDevice() == 0
     assert both.allocation_of(np.ones(10)).device == 0
     kept = [make(cupy, warp, rmm_pool, device) for device in range(2)]
-    assert [each.current_bytes for each in both.stats().generations if each.current] == [3 * MIB, 3 * MIB]
+    assert [each.current_bytes for each in both.stats().pools if each.current] == [3 * MIB, 3 * MIB]
     del kept
 
 
@@ -89,7 +89,7 @@ def test_blocks_are_freed_from_any_thread_under_any_device(both, cupy, warp, rmm
         thread.start()
         thread.join()
     assert failures == []
-    assert [each.current_bytes for each in both.stats().generations if each.current] == [0, 0]
+    assert [each.current_bytes for each in both.stats().pools if each.current] == [0, 0]
     assert cupy.cuda.runtime.getDevice() == 0
 
 
@@ -295,7 +295,7 @@ def test_all_devices_are_served(rmm_pool, cupy, warp, gpu_install) -> None:
                 record = bridge.allocation_of(array)
                 assert (record.framework, record.device, record.kind) == (framework, device, "managed")
                 del array
-        current = [each for each in bridge.stats().generations if each.current]
+        current = [each for each in bridge.stats().pools if each.current]
         assert sorted(each.device for each in current) == devices
         assert [each.current_bytes for each in current] == [0] * len(devices)
     finally:

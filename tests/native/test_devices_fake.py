@@ -101,7 +101,7 @@ def test_provenance_and_numbers_are_kept_apart(fake: FakeCuda, bridge: Any, upst
         (1, 2 * MIB, "rmm"),
     ]
     assert {int(key.removeprefix("cuda:")): size for key, size in named(bridge).items()} == {0: MIB, 1: 2 * MIB}
-    assert [generation.current_bytes for generation in bridge.stats().generations] == [MIB, 2 * MIB]
+    assert [generation.current_bytes for generation in bridge.stats().pools] == [MIB, 2 * MIB]
 
     def free_both() -> None:
         for current in (1, 0):

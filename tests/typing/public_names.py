@@ -49,7 +49,7 @@ def records(x: object) -> None:
     assert_type(snapshot.compare(snapshot), SnapshotDifference)
     snapshot.by("colour")  # type: ignore[arg-type]
     assert_type(bridge.stats().by("framework"), dict[str, Usage])
-    assert_type(bridge.stats().generations, tuple[Generation, ...])
+    assert_type(bridge.stats().pools, tuple[Generation, ...])
     assert_type(bridge.stats().hugepages, Hugepages)
     assert_type(bridge.history(), History)
     assert_type(bridge.trim(), int)

@@ -24,7 +24,7 @@ def invented_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
         frameworks={"numpy": "hooked", "cupy": "no GPU here"},
         numpy_scope="process",
         track="sites",
-        generations=(Generation(1, -1, "host", True, 7, 1, 4096),),
+        pools=(Generation(1, -1, "host", True, 7, 1, 4096),),
     )
     monkeypatch.setattr(bridge, "status", lambda: status, raising=False)
     monkeypatch.setattr(bridge, "detect_backend", lambda: ("host", "no driver was found"), raising=False)
@@ -44,7 +44,8 @@ def test_json_is_one_object_with_the_same_facts(capsys: pytest.CaptureFixture[st
     assert facts["auto"] == {"backend": "host", "reason": "no driver was found"}
     assert facts["versions"]["Python"] == platform.python_version()
     assert facts["status"]["frameworks"] == {"numpy": "hooked", "cupy": "no GPU here"}
-    assert facts["status"]["generations"][0]["reserved_bytes"] == 4096
+    assert facts["status"]["pools"][0]["reserved_bytes"] == 4096
+    assert facts["status"]["generations"] == facts["status"]["pools"], "the old name, for one release"
     assert isinstance(facts["driver"]["available"], bool)
 
 

@@ -1,12 +1,13 @@
 """Old spellings: each still works for one release, and says what to write at the line that wrote it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge.records import Stats, Status
 
 
 @contextmanager
@@ -25,3 +26,11 @@ def test_ownership_is_memory_owner() -> None:
         from rmm_managed_bridge import ownership
     assert ownership is bridge.memory_owner
     assert "ownership" not in dir(bridge)
+
+
+@pytest.mark.parametrize("ask", [bridge.stats, bridge.status])
+def test_generations_are_pools(ask: Callable[[], Stats | Status]) -> None:
+    record = ask()
+    with told_to_write("pools"):
+        assert record.generations is record.pools
+    assert "generations" not in repr(record)

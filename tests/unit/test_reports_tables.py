@@ -153,7 +153,7 @@ def test_status_gives_the_reason_for_what_is_not_hooked() -> None:
         frameworks={"numpy": "hooked", "cupy": "not installed [optional]"},
         numpy_scope="process",
         track="sites",
-        generations=(Generation(3, -1, "host", False, MIB, 5, 512 * MIB),),
+        pools=(Generation(3, -1, "host", False, MIB, 5, 512 * MIB),),
     )
     text = to_text(status_table(status), 120)
     assert line_with(text, "numpy", "hooked")
@@ -171,7 +171,7 @@ def test_status_without_a_bridge_has_no_pools() -> None:
         frameworks={},
         numpy_scope=None,
         track="sites",
-        generations=(),
+        pools=(),
     )
     text = to_text(status_table(status), 120)
     assert line_with(text, "installed", "no")
