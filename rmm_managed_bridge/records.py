@@ -162,8 +162,8 @@ class Snapshot:
         before = {allocation.serial: allocation for allocation in other.allocations}
         now = {allocation.serial for allocation in self.allocations}
         return SnapshotDifference(
-            appeared=tuple(a for a in self.allocations if a.serial not in before),
-            vanished=tuple(a for a in other.allocations if a.serial not in now),
+            added=tuple(a for a in self.allocations if a.serial not in before),
+            freed=tuple(a for a in other.allocations if a.serial not in now),
             resized=tuple(
                 (before[a.serial], a)
                 for a in self.allocations
@@ -199,22 +199,24 @@ class Snapshot:
 class SnapshotDifference:
     """What changed between two snapshots. Allocations are told apart by serial number; a resized one keeps its own."""
 
-    appeared: tuple[Allocation, ...]
-    vanished: tuple[Allocation, ...]
+    added: tuple[Allocation, ...]
+    freed: tuple[Allocation, ...]
     resized: tuple[tuple[Allocation, Allocation], ...] = ()
     """(before, after) of each."""
+    appeared = _renamed("appeared", "added")
+    vanished = _renamed("vanished", "freed")
 
     @property
     def current_bytes(self) -> int:
         """Growth of the live bytes; negative if more went away than came."""
         grown = sum(after.requested_bytes - before.requested_bytes for before, after in self.resized)
-        return sum(a.requested_bytes for a in self.appeared) - sum(a.requested_bytes for a in self.vanished) + grown
+        return sum(a.requested_bytes for a in self.added) - sum(a.requested_bytes for a in self.freed) + grown
 
     def __str__(self) -> str:
-        counts = f"{len(self.appeared)} appeared, {len(self.vanished)} vanished, {len(self.resized)} resized"
+        counts = f"{len(self.added)} added, {len(self.freed)} freed, {len(self.resized)} resized"
         lines = [f"<{format_bytes(self.current_bytes)} more: {counts}>"]
-        shown = [f"  + {allocation}" for allocation in self.appeared]
-        shown.extend(f"  - {allocation}" for allocation in self.vanished)
+        shown = [f"  + {allocation}" for allocation in self.added]
+        shown.extend(f"  - {allocation}" for allocation in self.freed)
         shown.extend(f"  ~ {after}, was {format_bytes(before.requested_bytes)}" for before, after in self.resized)
         lines.extend(shown[:20])
         if len(shown) > 20:

@@ -34,3 +34,12 @@ def test_generations_are_pools(ask: Callable[[], Stats | Status]) -> None:
     with told_to_write("pools"):
         assert record.generations is record.pools
     assert "generations" not in repr(record)
+
+
+@pytest.mark.parametrize(("old", "new"), [("appeared", "added"), ("vanished", "freed")])
+def test_what_appeared_was_added_and_what_vanished_was_freed(old: str, new: str) -> None:
+    difference = bridge.snapshot().compare(bridge.snapshot())
+    with told_to_write(new):
+        assert getattr(difference, old) is getattr(difference, new)
+    assert old not in str(difference)
+    assert old not in repr(difference)

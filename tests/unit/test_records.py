@@ -135,17 +135,17 @@ def test_peak_top_is_the_largest(held: list[Holder], count: int) -> None:
 
 @given(snapshots, snapshots)
 def test_compare_is_antisymmetric(before: Snapshot, after: Snapshot) -> None:
-    """What appeared one way vanished the other way, and the growth changes its sign."""
+    """What was added one way was freed the other way, and the growth changes its sign."""
     forth, back = after.compare(before), before.compare(after)
-    assert (forth.appeared, forth.vanished) == (back.vanished, back.appeared)
+    assert (forth.added, forth.freed) == (back.freed, back.added)
     assert forth.current_bytes == -back.current_bytes == after.current_bytes - before.current_bytes
 
 
 @given(snapshots, snapshots)
 def test_compare_leads_from_one_to_the_other(before: Snapshot, after: Snapshot) -> None:
-    """Earlier, less what vanished, plus what appeared, is later; a snapshot does not differ from itself."""
+    """Earlier, less what was freed, plus what was added, is later; a snapshot does not differ from itself."""
     difference = after.compare(before)
-    assert (set(before) - set(difference.vanished)) | set(difference.appeared) == set(after)
+    assert (set(before) - set(difference.freed)) | set(difference.added) == set(after)
     assert after.compare(after) == SnapshotDifference((), ())
 
 
@@ -171,7 +171,7 @@ def test_snapshot_text_accounts_for_every_allocation(snapshot: Snapshot) -> None
 def test_difference_text_accounts_for_every_allocation() -> None:
     """Twenty lines are shown; more are cut with a count."""
     text = str(make_snapshot([make_allocation(serial) for serial in range(1, 23)]).compare(make_snapshot([])))
-    assert "22 appeared, 0 vanished, 0 resized" in text.splitlines()[0]
+    assert "22 added, 0 freed, 0 resized" in text.splitlines()[0]
     assert len(text.splitlines()) == 1 + 20 + 1
     assert "2 more" in text.splitlines()[-1]
 
