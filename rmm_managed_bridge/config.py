@@ -205,7 +205,7 @@ def read_config(
     ) -> str:
         found, source = given(name, value)
         if isinstance(found, str) and found in old:
-            warn_renamed(f"{source}={found!r}", f"{source}={old[found]!r}")
+            warn_renamed(f'{source}="{found}"', f'{source}="{old[found]}"')
             found = old[found]
         if found is None:
             return default

@@ -189,7 +189,7 @@ def install(
     devices : sequence of int, int or "all", optional
         Devices that get a pool; the current one by default.
     pool : {"on", "debug"}
-        ``"off"`` is for debugging: each block is a piece of upstream of its own between guard bytes, nothing is used
+        ``"debug"``: each block is a piece of upstream of its own between guard bytes, nothing is used
         again, and what is written out of bounds or after a free is reported as a `BridgeWarning`. Slow.
     ordering : {"cautious", "recorded"}
         Which streams' work a block waits for that the CPU used or a view showed: ``"cautious"``, all those that the

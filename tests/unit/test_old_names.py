@@ -1,12 +1,15 @@
 """Old spellings: each still works for one release, and says what to write at the line that wrote it."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from helpers.programs import HostMemory
 
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge.config import read_config
 from rmm_managed_bridge.records import Stats, Status
 
 
@@ -43,3 +46,30 @@ def test_what_appeared_was_added_and_what_vanished_was_freed(old: str, new: str)
         assert getattr(difference, old) is getattr(difference, new)
     assert old not in str(difference)
     assert old not in repr(difference)
+
+
+def test_pool_off_is_pool_debug() -> None:
+    with told_to_write('pool="debug"'), bridge.installed("host", frameworks=["numpy"], pool="off") as installed:
+        assert installed.config.pool == "debug"
+        assert (np.empty(1000, "u1") == 0xCD).all(), "not the pattern of debug mode"
+    with told_to_write('pool="debug"'):
+        assert bridge.install("host", frameworks=[], pool="off") is bridge.install(pool="debug")
+    bridge.uninstall()
+
+
+@pytest.mark.requires("no_gpu")
+def test_pool_off_of_a_resource_is_pool_debug() -> None:
+    memory = HostMemory()
+    with told_to_write('pool="debug"'):
+        resource = bridge.ManagedBridgeResource(memory.resource, pool="off")
+    ptr = resource.allocate(1000)
+    assert ctypes.string_at(ptr, 1000) == b"\xcd" * 1000, "not the pattern of debug mode"
+    resource.deallocate(ptr, 1000)
+
+
+def test_pool_off_in_the_environment_is_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMM_BRIDGE_POOL", "off")
+    with told_to_write('RMM_BRIDGE_POOL="debug"'), bridge.installed("host", frameworks=[]) as installed:
+        assert installed.config.pool == "debug"
+    with pytest.raises(bridge.ConfigError, match="'on', 'debug'"):
+        read_config(pool="of")
