@@ -1,4 +1,4 @@
-"""The acceptance list in docs/design and the marks of the tests name the same ids."""
+"""The acceptance list and the marks of the tests name the same ids, and the invariants name tests that exist."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "acceptance.md"
+INVARIANTS = ROOT / "docs" / "design" / "invariants.md"
 
 
 def listed(page: str) -> list[str]:
@@ -57,3 +58,22 @@ def test_each_kind_of_difference_is_told() -> None:
         "L1 has no test",
         "X9 is not on the page",
     ]
+
+
+def unproved(page: str) -> list[str]:
+    """Say which invariants of the page, down to those to come, name no test or one that does not exist."""
+    wrong = []
+    for section in re.split(r"^## (?=\d)", page.partition("## To come")[0], flags=re.MULTILINE)[1:]:
+        named = re.findall(r"`(tests/\S+)`", section)
+        number = section.partition(".")[0]
+        wrong += [] if named else [f"{number} names no test"]
+        wrong += [f"{number} names {each}, which does not exist" for each in named if not (ROOT / each).exists()]
+    return wrong
+
+
+def test_each_invariant_names_tests_that_exist() -> None:
+    page = INVARIANTS.read_text()
+    assert re.findall(r"^## (\d+)\. ", page, re.MULTILINE) == [str(number) for number in range(1, 13)]
+    assert unproved(page) == []
+    example = "## 1. Own\n`tests/unit`\n## 2. Host\n\n## 3. Stream\n`tests/gone.py`\n## To come\n## 4. Late\n"
+    assert unproved(example) == ["2 names no test", "3 names tests/gone.py, which does not exist"]
