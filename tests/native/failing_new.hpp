@@ -1,9 +1,12 @@
 // An operator new that fails where a test says so: for tests that are programs, in one unit of each.
 #pragma once
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -26,6 +29,12 @@ inline void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::ma
   void* ptr = std::aligned_alloc(alignment, (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment);
   if (ptr == nullptr) throw std::bad_alloc();
   return ptr;
+}
+
+// Whoever uses it once more finds no address in it that is one.
+inline void release(void* ptr) noexcept {
+  if (ptr != nullptr) std::memset(ptr, 0xdb, malloc_usable_size(ptr));
+  std::free(ptr);
 }
 
 // Makes `call` with operator new failing at the place of this number, from zero. True if nothing was thrown.
@@ -64,11 +73,11 @@ long at_each_place(Call call, Unchanged unchanged) {
 [[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
   return failing::allocate(bytes, static_cast<std::size_t>(alignment));
 }
-[[gnu::noinline]] void operator delete(void* ptr) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete[](void* ptr) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete(void* ptr, std::size_t) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete[](void* ptr, std::size_t) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete(void* ptr, std::align_val_t) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete[](void* ptr, std::align_val_t) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete(void* ptr, std::size_t, std::align_val_t) noexcept { std::free(ptr); }
-[[gnu::noinline]] void operator delete[](void* ptr, std::size_t, std::align_val_t) noexcept { std::free(ptr); }
+[[gnu::noinline]] void operator delete(void* ptr) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete[](void* ptr) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete(void* ptr, std::size_t) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete[](void* ptr, std::size_t) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete(void* ptr, std::align_val_t) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete[](void* ptr, std::align_val_t) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete(void* ptr, std::size_t, std::align_val_t) noexcept { failing::release(ptr); }
+[[gnu::noinline]] void operator delete[](void* ptr, std::size_t, std::align_val_t) noexcept { failing::release(ptr); }

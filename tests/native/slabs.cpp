@@ -1,7 +1,9 @@
-// The slab store alone, over pieces straight from the kernel: a seeded random machine takes and gives blocks of all sizes as a pool
-// does, with no memory for the store's own lists at each place in turn, and knows itself which bytes are whose.
+// The slab store alone, over pieces straight from the kernel: a seeded random machine takes and gives blocks of all sizes as a
+// pool does, with no memory for the store's own lists at each place in turn, and knows itself which bytes are whose.
 //   slabs SEED STEPS
 #include "failing_new.hpp"
+
+#include <sys/mman.h>
 
 #include <cstdio>
 #include <cstring>
@@ -9,7 +11,6 @@
 #include <random>
 
 #include "pages/slabs.hpp"
-#include "pages/upstream.hpp"
 
 using namespace rmm_bridge;
 
@@ -43,6 +44,32 @@ struct Granule {  // as the page map and its span have it
   Span::State state;
   bool zeroed;
   bool operator==(const Granule&) const = default;
+};
+
+// Pieces that often lie right behind each other; one that was given back is out of bounds for good.
+class Area {
+ public:
+  char* allocate(std::size_t bytes, bool apart) {
+    bytes += apart ? kGranule : 0;
+    if (static_cast<std::size_t>(end_ - next_) < bytes) {
+      constexpr std::size_t kBytes = std::size_t{1} << 30;
+      void* raw = ::mmap(nullptr, kBytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (raw == MAP_FAILED) std::abort();
+      next_ = reinterpret_cast<char*>(round_to_granule(reinterpret_cast<std::uintptr_t>(raw)));
+      end_ = next_ + kBytes;
+    }
+    char* piece = std::exchange(next_, next_ + bytes) + (apart ? kGranule : 0);
+    ::mprotect(piece, static_cast<std::size_t>(next_ - piece), PROT_READ | PROT_WRITE);
+    return piece;
+  }
+  void deallocate(char* piece, std::size_t bytes) {
+    ::madvise(piece, bytes, MADV_DONTNEED);
+    ::mprotect(piece, bytes, PROT_NONE);
+  }
+
+ private:
+  char* next_ = nullptr;
+  char* end_ = nullptr;
 };
 
 class Machine {
@@ -104,7 +131,7 @@ class Machine {
     Block* block = store_.next(side, size, zeroed);
     expect((block != nullptr) == (open_.count({side, size.index}) != 0), "whether a slab has a next block");
     if (block == nullptr) {
-      // Two threads may have looked, and both begin one.
+      // Two threads may have looked, and both begin one: between them is one slab.
       if (below(3) == 0) begin(side, size);
       begin(side, size);
     } else {
@@ -235,7 +262,7 @@ class Machine {
 
   void add(Side side, std::size_t bytes) {
     auto chunk = std::make_unique<Chunk>();
-    chunk->base = chunk->upstream_base = static_cast<char*>(upstream_.allocate(bytes));
+    chunk->base = chunk->upstream_base = area_.allocate(bytes, below(2) == 0);
     chunk->bytes = chunk->upstream_bytes = bytes;
     chunk->side = side;
     const bool zeroed = below(3) != 0;
@@ -273,7 +300,7 @@ class Machine {
       for (std::size_t at = 0; at < chunk->bytes; at += kGranule) {
         expect(pages_.find(chunk->base + at) == nullptr, "a piece that went is still in the page map");
       }
-      upstream_.deallocate(chunk->base, chunk->bytes);  // whoever touches it now faults
+      area_.deallocate(chunk->base, chunk->bytes);  // whoever touches it now faults
       pieces_.erase(found);
     }
   }
@@ -349,7 +376,7 @@ class Machine {
   }
 
   std::mt19937 random_;
-  HostUpstream upstream_;
+  Area area_;
   PageMap& pages_ = *new PageMap();
   SlabStore store_{pages_, nullptr};
   std::map<char*, Piece> pieces_;

@@ -1,4 +1,4 @@
-"""The slab store alone, over pieces straight from the kernel, with no memory for its own lists at each place in turn."""
+"""The slab store alone, on pieces from the kernel; each place at which it needs memory of its own fails in turn."""
 
 import functools
 from collections.abc import Callable
