@@ -9,7 +9,7 @@ import pytest
 from helpers.programs import CHeapBlock, HostMemory, recorded_events
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge._native import numpy_handler
+from rmm_managed_bridge._native import ledger, numpy_handler
 
 MIB = 1 << 20
 
@@ -123,6 +123,29 @@ def test_a_wrong_free_by_numpys_native_destructor_is_counted_and_goes_nowhere(ca
     assert (after.current_bytes, after.current_count) == (before.current_bytes, before.current_count)
     assert bridge.history().events[-1].framework == "numpy"
     handler.free(live)
+    handler.use(None)
+
+
+@pytest.mark.behaviour("S2")
+@pytest.mark.parametrize("track", ["sites", "counters", "off"])
+@pytest.mark.parametrize("case", ["freed", "freed large", "interior"])
+@pytest.mark.parametrize("size_bytes", [120, 4096, 5 * MIB], ids=["same class", "larger", "large"])
+def test_resizing_what_is_no_live_block_is_refused(track: str, case: str, size_bytes: int, make_heap: Any) -> None:
+    heap = make_heap(track=track)
+    handler = numpy_handler.NumpyHandler()
+    handler.use(heap)
+    live, freed, large = handler.malloc(4096), handler.malloc(100), handler.malloc(5 * MIB)
+    handler.free(freed, 100)
+    handler.free(large, 5 * MIB)
+    ptr = {"freed": freed, "freed large": large, "interior": live + 64}[case]
+    before = (ledger.counters()[0], heap.live_count, heap.live_bytes)
+    refused = ledger.counters()[2]
+    assert handler.realloc(ptr, size_bytes) == 0
+    assert ledger.counters()[2] == refused + 1
+    assert (ledger.counters()[0], heap.live_count, heap.live_bytes) == before
+    assert 0 < heap.live_bytes <= 8192, "of the one that is live"
+    handler.free(live, 4096)
+    assert (heap.live_count, heap.live_bytes) == (0, 0)
     handler.use(None)
 
 
