@@ -1,46 +1,20 @@
 // One program again and again, in which the first, the second, ... operator new of the core fails: nothing ends the process,
 // nobody gets memory that is another's or not zeroed as promised, and in the end every count is zero.
 //   no_memory FAKE_DRIVER_LIBRARY
+#include "failing_new.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "pool/hint_calls.hpp"
 
 using namespace rmm_bridge;
-
-namespace {
-
-bool armed = false;
-long until_failure = 0;
-bool failed = false;
-
-void* allocate_or_fail(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
-  if (armed && until_failure-- == 0) {
-    failed = true;
-    throw std::bad_alloc();
-  }
-  void* ptr = std::aligned_alloc(alignment, (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment);
-  if (ptr == nullptr) throw std::bad_alloc();
-  return ptr;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
-void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate_or_fail(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* ptr) noexcept { std::free(ptr); }
-void operator delete[](void* ptr) noexcept { std::free(ptr); }
-void operator delete(void* ptr, std::size_t) noexcept { std::free(ptr); }
-void operator delete[](void* ptr, std::size_t) noexcept { std::free(ptr); }
-void operator delete(void* ptr, std::align_val_t) noexcept { std::free(ptr); }
-void operator delete(void* ptr, std::size_t, std::align_val_t) noexcept { std::free(ptr); }
+using failing::armed;
+using failing::failed;
+using failing::until_failure;
 
 namespace {
 
@@ -103,6 +77,8 @@ class Program {
       for (std::size_t index = first; index < held_.size(); ++index) give(index, false);
       count_ = first;
     }
+    trim_half_live(nullptr);
+    trim_half_live(&owned_);
     armed_call([&] { pool_.trim(); });
     take(4096, nullptr);
     armed_call([&] { pool_.poll(); });
@@ -110,6 +86,20 @@ class Program {
   }
 
  private:
+  // Trims that meet one slab whose blocks are all free and one of which half are live, and once more from where the first has left
+  // off. What is handed out after that is nobody's: `give` looks at every block.
+  void trim_half_live(const CUstream* stream) {
+    constexpr std::size_t kBytes = 512 << 10, kPerSlab = 8;
+    const std::size_t first = count_;
+    for (std::size_t turn = 0; turn < 2 * kPerSlab; ++turn) take(kBytes, stream);
+    for (std::size_t index = first; index < std::min(first + 3 * kPerSlab / 2, count_); ++index) give(index, stream != nullptr);
+    armed_call([&] { pool_.trim(); });
+    armed_call([&] { pool_.trim(); });
+    for (std::size_t turn = 0; turn < kPerSlab; ++turn) take(kBytes, stream);
+    for (std::size_t index = first; index < count_; ++index) give(index, stream != nullptr);
+    count_ = first;
+  }
+
   void take(std::size_t bytes, const CUstream* stream) {
     if (count_ == held_.size()) return;
     Held& held = held_[count_];

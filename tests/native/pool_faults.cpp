@@ -40,29 +40,29 @@ struct Bench {
     process.driver.ctx_push(context);
   }
 
-  Heap& heap(bool ordered, PoolOptions options = {}, std::unique_ptr<Upstream> upstream = std::make_unique<HostUpstream>(),
+  TrackedPool& pool(bool ordered, PoolOptions options = {}, std::unique_ptr<Upstream> upstream = std::make_unique<HostUpstream>(),
              Track track = Track::counters) {
-    return *new Heap(process, std::move(upstream), ordered ? &process.driver : nullptr, context, options, 0, 0, track);
+    return *new TrackedPool(process, std::move(upstream), ordered ? &process.driver : nullptr, context, options, 0, 0, track);
   }
 
-  KnownStream held(Heap& heap) {
+  KnownStream held(TrackedPool& pool) {
     static int owner;
     CUstream stream;
     KnownStream known;
     process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
-    if (heap.resolve(stream, known) != Refusal::none) std::abort();
-    heap.hold(known, &owner);
+    if (pool.resolve(stream, known) != Refusal::none) std::abort();
+    pool.hold(known, &owner);
     return known;
   }
 };
 
-char* allocate(Heap& heap, std::size_t bytes, Side side = Side::cpu) {
+char* allocate(TrackedPool& pool, std::size_t bytes, Side side = Side::cpu) {
   Request request;
   request.bytes = bytes;
   request.alignment = 64;
   request.side = side;
   Refusal refusal;
-  return static_cast<char*>(heap.allocate(request, refusal));
+  return static_cast<char*>(pool.allocate(request, refusal));
 }
 
 // No memory for the pool's own lists at one place of a trim after another, while some slabs are half live: what is live stays
@@ -75,26 +75,26 @@ void trim_without_memory() {
       bool over = false;
       for (long place = 0; !over; ++place) {
         doing = "operator new number " + std::to_string(place) + " of a trim fails";
-        Heap& heap = bench.heap(ordered);
+        TrackedPool& pool = bench.pool(ordered);
         std::map<char*, unsigned char> live;
         std::vector<char*> all;
-        for (std::size_t index = 0; index < 5 * kPerSlab + 3; ++index) all.push_back(allocate(heap, kBytes, side));
+        for (std::size_t index = 0; index < 5 * kPerSlab + 3; ++index) all.push_back(allocate(pool, kBytes, side));
         // The last of each slab: none, one, four, seven, and all; and of one that was only begun none.
-        constexpr std::size_t kKept[] = {0, 1, 4, 7, 8, 0};
+        constexpr std::size_t kBackgroundTask[] = {0, 1, 4, 7, 8, 0};
         for (std::size_t index = 0; index < all.size(); ++index) {
-          if (index % kPerSlab >= kPerSlab - kKept[index / kPerSlab]) {
+          if (index % kPerSlab >= kPerSlab - kBackgroundTask[index / kPerSlab]) {
             live[all[index]] = static_cast<unsigned char>(1 + index);
             std::memset(all[index], live[all[index]], kBytes);
           } else {
-            Heap::deallocate(bench.process, all[index], kBytes, nullptr, {});
+            TrackedPool::deallocate(bench.process, all[index], kBytes, nullptr, {});
           }
         }
-        over = failing::survives(place, [&] { heap.trim(); }) && !failing::failed;
-        heap.trim();
-        heap.trim();
+        over = failing::survives(place, [&] { pool.trim(); }) && !failing::failed;
+        pool.trim();
+        pool.trim();
         const std::size_t old = live.size();
         for (std::size_t index = 0; index < 6 * kPerSlab; ++index) {
-          char* ptr = allocate(heap, kBytes, side);
+          char* ptr = allocate(pool, kBytes, side);
           const auto after = live.lower_bound(ptr);
           const bool apart = (after == live.end() || ptr + kBytes <= after->first) &&
                              (after == live.begin() || std::prev(after)->first + kBytes <= ptr);
@@ -106,12 +106,12 @@ void trim_without_memory() {
         for (const auto& [ptr, mark] : live) {
           const bool same = static_cast<unsigned char>(ptr[0]) == mark && std::memcmp(ptr, ptr + 1, kBytes - 1) == 0;
           expect(same, "a live block was changed");
-          expect(Heap::deallocate(bench.process, ptr, kBytes, nullptr, {}) == Freed::done, "a live block is not freed");
+          expect(TrackedPool::deallocate(bench.process, ptr, kBytes, nullptr, {}) == Freed::done, "a live block is not freed");
         }
-        heap.trim();
-        expect(heap.numbers().reserved_bytes == 0, "memory stays though no block is live");
-        heap.retire();
-        heap.close();
+        pool.trim();
+        expect(pool.numbers().reserved_bytes == 0, "memory stays though no block is live");
+        pool.retire();
+        pool.close();
         expect(!over || place > 0, "a trim needs no memory at all");
       }
     }
@@ -123,7 +123,7 @@ void trim_without_memory() {
 struct {
   char* ptr = nullptr;
   char* guard = nullptr;
-  Heap* heap = nullptr;
+  TrackedPool* pool = nullptr;
   KnownStream stream;
   int count = 0;
 } shown;
@@ -132,7 +132,7 @@ void show_and_go_on(int, siginfo_t* info, void*) {
   const auto* at = static_cast<const char*>(info->si_addr);
   if (at < shown.guard || at >= shown.guard + 4096 || shown.count++ != 0) std::_Exit(99);  // another fault than ours
   ::mprotect(shown.guard, 4096, PROT_READ | PROT_WRITE);
-  shown.heap->record_stream(Heap::find(shown.heap->process(), shown.ptr).block, shown.ptr, shown.stream);
+  shown.pool->record_stream(TrackedPool::find(shown.pool->process(), shown.ptr).block, shown.ptr, shown.stream);
   fake<long (*)(unsigned long long, int)>("fake_enqueue")(shown.stream.key, 0);
 }
 
@@ -148,36 +148,36 @@ void show_while_it_is_copied() {
       Bench bench;
       PoolOptions options;
       options.cautious = false;  // only what is known of is waited for
-      Heap& heap = bench.heap(true, options, std::make_unique<HostUpstream>(), track);
-      const KnownStream stream = bench.held(heap);
-      char* ptr = allocate(heap, kBytes);
+      TrackedPool& pool = bench.pool(true, options, std::make_unique<HostUpstream>(), track);
+      const KnownStream stream = bench.held(pool);
+      char* ptr = allocate(pool, kBytes);
       std::memset(ptr, 1, kBytes);
       const std::size_t bytes = grows ? kBytes * 3 / 2 : kBytes / 2;
       const std::size_t copied = std::min(bytes, kBytes);
-      shown = {ptr, ptr + copied - 4096, &heap, stream, 0};
+      shown = {ptr, ptr + copied - 4096, &pool, stream, 0};
       ::mprotect(shown.guard, 4096, PROT_NONE);
-      auto* moved = static_cast<char*>(Heap::reallocate(bench.process, ptr, bytes));
+      auto* moved = static_cast<char*>(TrackedPool::reallocate(bench.process, ptr, bytes));
       expect(shown.count == 1, "the block was not shown during the copy");
       const bool same = moved != nullptr && moved[0] == 1 && std::memcmp(moved, moved + 1, copied - 1) == 0;
       expect(same && moved != ptr, "it is not copied");
-      expect(heap.numbers().quarantined_bytes == kBytes, "the block does not wait");
+      expect(pool.numbers().quarantined_bytes == kBytes, "the block does not wait");
       for (int turn = 0; turn < 3; ++turn) {
-        heap.poll();
-        expect(allocate(heap, kBytes) != ptr, "the CPU has memory that a kernel touches");
+        pool.poll();
+        expect(allocate(pool, kBytes) != ptr, "the CPU has memory that a kernel touches");
       }
       fake<void (*)()>("fake_finish_all")();
-      heap.poll();
-      expect(heap.numbers().quarantined_bytes == 0, "the block waits though the kernel has ended");
-      expect(allocate(heap, kBytes) == ptr, "the block is lost");
-      if (track != Track::off) expect(heap.live_bytes() == bytes + 4 * kBytes, "live bytes are wrong");
+      pool.poll();
+      expect(pool.numbers().quarantined_bytes == 0, "the block waits though the kernel has ended");
+      expect(allocate(pool, kBytes) == ptr, "the block is lost");
+      if (track != Track::off) expect(pool.live_bytes() == bytes + 4 * kBytes, "live bytes are wrong");
     }
   }
 }
 
 // The last that the background thread asks: by then it has asked all whom it knows.
-class Bell final : public Kept {
+class Bell final : public BackgroundTask {
  public:
-  Delay keep() noexcept override {
+  Delay run() noexcept override {
     rung_.store(true);
     rung_.notify_all();
     return kNever;
@@ -196,20 +196,20 @@ void make_without_memory() {
       doing = "operator new number " + std::to_string(place) + " of making a pool fails";
       Bench bench;
       auto upstream = std::make_unique<HostUpstream>();
-      Heap* heap = nullptr;
+      TrackedPool* pool = nullptr;
       made = failing::survives(place, [&] {
-        heap = new Heap(bench.process, std::move(upstream), ordered ? &bench.process.driver : nullptr, bench.context, {}, 0, 0,
+        pool = new TrackedPool(bench.process, std::move(upstream), ordered ? &bench.process.driver : nullptr, bench.context, {}, 0, 0,
                         Track::counters);
       });
       expect(bench.process.has_pools() == made, "whether a fork knows of the pool");
       bench.process.lock_for_fork();
       bench.process.unlock_after_fork();
       auto& bell = *new Bell();
-      bench.process.keeper.add(&bell);
-      expect(bench.process.keeper.wake(), "there is no background thread");
+      bench.process.background.add(&bell);
+      expect(bench.process.background.wake(), "there is no background thread");
       bell.wait();
-      bench.process.keeper.stop(std::chrono::milliseconds(10'000));
-      if (made) expect(allocate(*heap, 1000) != nullptr, "a pool gives nothing");
+      bench.process.background.stop(std::chrono::milliseconds(10'000));
+      if (made) expect(allocate(*pool, 1000) != nullptr, "a pool gives nothing");
       expect(!made || place > 3, "making a pool needs hardly any memory");
       expect(place < 1000, "there is no end of failures");
     }
@@ -242,14 +242,14 @@ std::size_t reserved_for(bool ordered, int threads, std::size_t bytes, long bloc
   auto made = std::make_unique<TogetherUpstream>(threads);
   TogetherUpstream& upstream = *made;
   upstream.resting = threads;  // while this thread is alone
-  Heap& heap = bench.heap(ordered, {}, std::move(made));
+  TrackedPool& pool = bench.pool(ordered, {}, std::move(made));
   if (ordered) {  // some freed memory waits for a kernel, as in most programs
-    const KnownStream stream = bench.held(heap);
+    const KnownStream stream = bench.held(pool);
     for (int turn = 0; turn < 20; ++turn) {
-      char* ptr = allocate(heap, 100);
-      heap.record_stream(Heap::find(bench.process, ptr).block, ptr, stream);
+      char* ptr = allocate(pool, 100);
+      pool.record_stream(TrackedPool::find(bench.process, ptr).block, ptr, stream);
       fake<long (*)(unsigned long long, int)>("fake_enqueue")(stream.key, 0);
-      Heap::deallocate(bench.process, ptr, 100, nullptr, {});
+      TrackedPool::deallocate(bench.process, ptr, 100, nullptr, {});
     }
   }
   // One block each, and then the next: however they are scheduled, a slab that is begun has its rest when another thread comes.
@@ -259,14 +259,14 @@ std::size_t reserved_for(bool ordered, int threads, std::size_t bytes, long bloc
   for (int index = 0; index < threads; ++index) {
     workers.emplace_back([&] {
       for (long turn = 0; turn < blocks / threads; ++turn) {
-        allocate(heap, bytes);
+        allocate(pool, bytes);
         ++upstream.resting;
         round.arrive_and_wait();
       }
     });
   }
   for (std::thread& worker : workers) worker.join();
-  return heap.numbers().reserved_bytes;
+  return pool.numbers().reserved_bytes;
 }
 
 // Threads that keep what they allocate take no more than one thread would: at most each has a piece that nobody needed.
