@@ -40,8 +40,14 @@ Lane& LaneTable::get(const StreamRef& stream) {
   } else {
     if (count_ > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
     idle_.reserve(count_ + 1);
-    index = add().index;
+    index = static_cast<std::uint16_t>(count_);
     by_key_.emplace(stream.key, index);
+    try {
+      add();
+    } catch (...) {
+      by_key_.erase(stream.key);
+      throw;
+    }
   }
   Lane& lane = at(index);
   lane.stream = stream;
