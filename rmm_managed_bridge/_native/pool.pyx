@@ -11,7 +11,7 @@ from rmm_managed_bridge.units import format_bytes
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libcpp cimport bool
 from libcpp.vector cimport vector
 
@@ -29,6 +29,11 @@ cdef extern from "entry/interpreter.hpp" namespace "rmm_bridge" nogil:
     void connect_interpreter(CProcess* process, void (*closed)() noexcept, void (*warnings)() noexcept,
                              bool (*relieve)(size_t size_bytes, int attempt, bool may_collect) noexcept)
     void drop_relaxed(CProcess* process, PyObject* object)
+
+
+cdef extern from "entry/python_allocate.hpp" namespace "rmm_bridge" nogil:
+    void* allocate_with_site(CPool* pool, Origin* origin, uint8_t framework, Request request, Refusal& refusal,
+                             bool* held) noexcept
 
 
 cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
@@ -156,8 +161,7 @@ cdef class Pool:
         request.host_ordered = not ordered
         request.may_collect = True
         request.stream = <CUstream>stream
-        request.who = origin.capture(framework, self.c_pool.track())
-        cdef void* ptr = self.c_pool.allocate(request, refusal, NULL, &held)
+        cdef void* ptr = allocate_with_site(self.c_pool, origin, framework, request, refusal, &held)
         if refusal != Refusal.none:
             raise failure(self.c_pool, refusal, request.bytes, stream)
         if not held and owner is not None:

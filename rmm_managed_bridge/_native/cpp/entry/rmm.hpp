@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "entry/call_site.hpp"
+#include "entry/python_allocate.hpp"
 #include "pool/pool_calls.hpp"
 
 namespace rmm_bridge {
@@ -104,9 +104,9 @@ class BridgeResource {
       throw std::invalid_argument("rmm_managed_bridge: an alignment is a power of two up to 262144");
     }
     const Request request{.bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered,
-                          .stream = stream, .who = who()};
+                          .stream = stream};
     Refusal refusal;
-    void* ptr = pool_->allocate(request, refusal);
+    void* ptr = allocate_with_site(pool_, origin_, framework_, request, refusal);
     switch (refusal) {
       case Refusal::none:
         return ptr;

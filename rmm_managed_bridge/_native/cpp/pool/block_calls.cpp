@@ -47,7 +47,9 @@ Refusal synchronize_block(Process* process, const void* ptr) {
 
 Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
                         const Provenance& who) {
-  return TrackedPool::deallocate(*process, ptr, stated, has_stream ? &stream : nullptr, who);
+  if (ptr == nullptr) return Freed::done;
+  return TrackedPool::deallocate_in_place(*process, TrackedPool::find(*process, ptr), ptr, stated,
+                                          has_stream ? &stream : nullptr, who);
 }
 
 bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, int device, std::uint64_t& value) {

@@ -32,23 +32,14 @@ Lane& LaneTable::get(const StreamRef& stream) {
     lane->state.store(State::borrowed, std::memory_order_relaxed);
     return *lane;
   }
-  std::uint16_t index;
-  if (!idle_.empty()) {
-    index = idle_.back();
-    by_key_.emplace(stream.key, index);
-    idle_.pop_back();
-  } else {
+  if (idle_.empty()) {
     if (count_ > std::numeric_limits<std::uint16_t>::max()) throw std::bad_alloc();
-    idle_.reserve(count_ + 1);
-    index = static_cast<std::uint16_t>(count_);
-    by_key_.emplace(stream.key, index);
-    try {
-      add();
-    } catch (...) {
-      by_key_.erase(stream.key);
-      throw;
-    }
+    idle_.reserve(count_ + 1);  // `recycle` needs no memory
+    idle_.push_back(add().index);
   }
+  const std::uint16_t index = idle_.back();
+  by_key_.emplace(stream.key, index);  // the last thing that can fail: the lane stays idle then
+  idle_.pop_back();
   Lane& lane = at(index);
   lane.stream = stream;
   lane.state.store(State::borrowed, std::memory_order_relaxed);
