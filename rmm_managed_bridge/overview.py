@@ -87,8 +87,8 @@ def stats() -> Stats:
     holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
     hints_done, hints_skipped = counters.counts()
     reserved = used = quarantined = 0
-    for heap in native_pool.pools():
-        numbers = heap.numbers
+    for pool in native_pool.pools():
+        numbers = pool.numbers
         reserved += numbers[0]
         used += numbers[1]
         quarantined += numbers[2]
@@ -121,15 +121,15 @@ def pools() -> tuple[Generation, ...]:
     native_pool.close_ended()
     return tuple(
         Generation(
-            number=heap.number,
-            device=heap.device,
-            kind=heap.kind,
-            current=not heap.retired,
-            current_bytes=heap.live_bytes,
-            current_count=heap.live_count,
-            reserved_bytes=heap.numbers[0],
+            number=pool.number,
+            device=pool.device,
+            kind=pool.kind,
+            current=not pool.retired,
+            current_bytes=pool.live_bytes,
+            current_count=pool.live_count,
+            reserved_bytes=pool.numbers[0],
         )
-        for heap in native_pool.pools()
+        for pool in native_pool.pools()
     )
 
 
@@ -181,7 +181,7 @@ def trim() -> int:
     Does not wait for blocks that device work still touches. Freeing managed memory waits for the whole device; the
     GIL is released meanwhile.
     """
-    return sum(heap.trim() for heap in native_pool.pools())
+    return sum(pool.trim() for pool in native_pool.pools())
 
 
 def synchronize() -> None:
@@ -194,5 +194,5 @@ def synchronize() -> None:
     BridgeError
         If one of the streams is being captured. The capture stays valid.
     """
-    for heap in native_pool.pools():
-        heap.synchronize()
+    for pool in native_pool.pools():
+        pool.synchronize()

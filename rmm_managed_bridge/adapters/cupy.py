@@ -15,26 +15,26 @@ class CupyAdapter:
 
     name = "cupy"
 
-    def __init__(self, heaps: dict[int, native_pool.Pool]) -> None:
+    def __init__(self, pools: dict[int, native_pool.Pool]) -> None:
         try:
             import cupy
         except ImportError as error:
             raise FrameworkError(f"cupy cannot be imported ({error}); pip install 'rmm-managed-bridge[cupy]'") from None
         if not cupy.cuda.is_available():
             raise FrameworkError("CuPy finds no CUDA device")
-        if not heaps:
+        if not pools:
             raise FrameworkError("CuPy works on device memory, and this backend has none")
         self._cupy = cupy
-        self._heaps = heaps
+        self._pools = pools
         self._before: Any = None
         self._mine: Any = None
         self._exports = ExportGuard(cupy.cuda.runtime, "ipcGetMemHandle")
 
     def hook(self) -> None:
-        """Set the allocator for every device that has a heap."""
-        guest, allocator = _allocator()
-        for device, heap in self._heaps.items():
-            guest.use(device, heap)
+        """Set the allocator for every device that has a pool."""
+        entry, allocator = _allocator()
+        for device, pool in self._pools.items():
+            entry.use(device, pool)
         self._before = self._cupy.cuda.get_allocator()
         self._mine = allocator.malloc
         try:
@@ -50,39 +50,39 @@ class CupyAdapter:
             return "CuPy's allocator was changed since and was left as it is"
         self._cupy.cuda.set_allocator(self._before)
         # Not above: what was set since may stand on ours.
-        guest, _ = _allocator()
-        for device in self._heaps:
-            guest.use(device, None)
+        entry, _ = _allocator()
+        for device in self._pools:
+            entry.use(device, None)
         return None
 
-    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
-        """From now on allocate from other heaps."""
-        self._heaps = heaps
-        guest, _ = _allocator()
-        for device, heap in heaps.items():
-            guest.use(device, heap)
+    def move(self, pools: dict[int, native_pool.Pool]) -> None:
+        """From now on allocate from other pools."""
+        self._pools = pools
+        entry, _ = _allocator()
+        for device, pool in pools.items():
+            entry.use(device, pool)
 
 
-_guest: cupy_entry.CupyEntry | None = None
+_entry: cupy_entry.CupyEntry | None = None
 _c_allocator: Any = None
 
 
 def _allocator() -> tuple[cupy_entry.CupyEntry, Any]:
-    """Return the one guest and CuPy allocator of this process, made at the first use."""
-    global _guest, _c_allocator
-    if _guest is None:
+    """Return the one entry and CuPy allocator of this process, made at the first use."""
+    global _entry, _c_allocator
+    if _entry is None:
         import cupy
         from cupy_backends.cuda import stream as backend_stream
 
-        guest = cupy_entry.CupyEntry(_ask_stream, _hold_stream, _refuse)
-        guest.tell(handovers.allocated)
+        entry = cupy_entry.CupyEntry(_ask_stream, _hold_stream, _refuse)
+        entry.tell(handovers.allocated)
         # Private, but a Python call for each block costs more than the allocation; its signature is checked.
         capsule = getattr(backend_stream, "__pyx_capi__", {}).get("get_current_stream_ptr")
         if capsule is not None:
-            guest.use_stream_function(capsule)
-        _c_allocator = cupy.cuda.CFunctionAllocator(*guest.addresses, guest)
-        _guest = guest
-    return _guest, _c_allocator
+            entry.use_stream_function(capsule)
+        _c_allocator = cupy.cuda.CFunctionAllocator(*entry.addresses, entry)
+        _entry = entry
+    return _entry, _c_allocator
 
 
 def cupy_allocator(size_bytes: int) -> Any:
@@ -104,12 +104,12 @@ def cupy_allocator(size_bytes: int) -> Any:
     InstallError
         If no pool of the bridge serves the current device.
     """
-    guest, allocator = _allocator()
+    entry, allocator = _allocator()
     import cupy
 
     device = cupy.cuda.runtime.getDevice()
-    if not guest.serves(device):
-        guest.use(device, native_pool.pool_serving(device))
+    if not entry.serves(device):
+        entry.use(device, native_pool.pool_serving(device))
     return allocator.malloc(size_bytes)
 
 
@@ -125,19 +125,19 @@ def _hold_stream(handle: int, device: int) -> None:
     stream = cupy.cuda.get_current_stream(device)
     if int(stream.ptr) != handle or not registry.keeps_stream(stream):
         return
-    for heap in native_pool.pools():
-        if heap.device == device:
-            heap.hold(handle, stream)
+    for pool in native_pool.pools():
+        if pool.device == device:
+            pool.hold(handle, stream)
 
 
 def _refuse(handle: int, refusal: int, size_bytes: int, device: int) -> None:
     """Raise what CuPy's users catch, with what the bridge knows."""
     import cupy
 
-    heap = native_pool.pool_serving(device)
-    error = native_pool.failure_of(heap, refusal, size_bytes, handle)
+    pool = native_pool.pool_serving(device)
+    error = native_pool.failure_of(pool, refusal, size_bytes, handle)
     if isinstance(error, MemoryError):
-        wrapped = cupy.cuda.memory.OutOfMemoryError(size_bytes, heap.live_bytes)
+        wrapped = cupy.cuda.memory.OutOfMemoryError(size_bytes, pool.live_bytes)
         wrapped.args = error.args
         raise wrapped
     raise error

@@ -25,15 +25,15 @@ class NumpyAdapter:
 
     name = "numpy"
 
-    def __init__(self, heap: native_pool.Pool, least_bytes: int = 0, scope: str = "context") -> None:
+    def __init__(self, pool: native_pool.Pool, least_bytes: int = 0, scope: str = "context") -> None:
         version = tuple(int(part) for part in np.__version__.split(".")[:2])
         if version < OLDEST:
             raise FrameworkError(f"NumPy {np.__version__} is too old; install numpy>=2.1")
-        if heap.kind not in HOST_ACCESSIBLE:
+        if pool.kind not in HOST_ACCESSIBLE:
             raise FrameworkError(
-                f"NumPy cannot work in {heap.kind} memory, which the CPU does not reach; use managed memory"
+                f"NumPy cannot work in {pool.kind} memory, which the CPU does not reach; use managed memory"
             )
-        self._heap = heap
+        self._pool = pool
         self._least_bytes = least_bytes
         self._scope = scope
         self._handler = numpy_handler.default_handler() if scope == "process" else numpy_handler.NumpyHandler()
@@ -46,7 +46,7 @@ class NumpyAdapter:
         if self._scope == "context":
             self._before = numpy_handler.set_current(self._handler.capsule)
             self._hooked_here = True
-        self._handler.use(self._heap, self._least_bytes)
+        self._handler.use(self._pool, self._least_bytes)
         try:
             if self._scope == "context":
                 self._check()
@@ -109,7 +109,7 @@ class NumpyAdapter:
         before = numpy_handler.set_current(self._handler.capsule)
         return lambda: self._leave(before)
 
-    def move(self, heap: native_pool.Pool) -> None:
-        """From now on allocate from another heap."""
-        self._heap = heap
-        self._handler.use(heap, self._least_bytes)
+    def move(self, pool: native_pool.Pool) -> None:
+        """From now on allocate from another pool."""
+        self._pool = pool
+        self._handler.use(pool, self._least_bytes)

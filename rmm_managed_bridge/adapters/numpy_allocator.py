@@ -45,7 +45,7 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
 
     # What to go back to is kept with the context, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
-        handler = _handler_for(_heap_for(self._kind))
+        handler = _handler_for(_pool_for(self._kind))
         before = numpy_handler.set_current(handler.capsule)
         _outer_handlers.set((before, *_outer_handlers.get()))
         return self
@@ -128,7 +128,7 @@ class _Inside:
     """The handler of one call that runs in steps, between which its caller's context has what it had."""
 
     def __init__(self, kind: str | None) -> None:
-        self._handler: Any = _handler_for(_heap_for(kind)).capsule
+        self._handler: Any = _handler_for(_pool_for(kind)).capsule
         self._outer: tuple[Any, ...] = ()
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
@@ -173,28 +173,28 @@ _outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVa
     "rmm_managed_bridge.outer_numpy_handlers", default=()
 )
 _handlers: dict[int, numpy_handler.NumpyHandler] = {}
-"""By generation of the heap. A handler lives as long as the process: there is one for each heap, not for each use."""
-_own_heap: native_pool.Pool | None = None
+"""By number of the pool. A handler lives as long as the process: there is one for each pool, not for each use."""
+_own_pool: native_pool.Pool | None = None
 """Host memory for where no pool of it serves. Nobody installed it, so it never stands for the pool that serves."""
 
 
-def _handler_for(heap: native_pool.Pool) -> numpy_handler.NumpyHandler:
-    handler = _handlers.get(heap.number)
+def _handler_for(pool: native_pool.Pool) -> numpy_handler.NumpyHandler:
+    handler = _handlers.get(pool.number)
     if handler is None:
-        handler = _handlers[heap.number] = numpy_handler.NumpyHandler()
-        handler.use(heap)
+        handler = _handlers[pool.number] = numpy_handler.NumpyHandler()
+        handler.use(pool)
     return handler
 
 
-def _heap_for(kind: str | None) -> native_pool.Pool:
-    global _own_heap
-    for heap in reversed(native_pool.pools()):
-        if heap is not _own_heap and not heap.retired and heap.kind in HOST_ACCESSIBLE and kind in (None, heap.kind):
-            return heap
+def _pool_for(kind: str | None) -> native_pool.Pool:
+    global _own_pool
+    for pool in reversed(native_pool.pools()):
+        if pool is not _own_pool and not pool.retired and pool.kind in HOST_ACCESSIBLE and kind in (None, pool.kind):
+            return pool
     if kind == "host":
-        if _own_heap is None:
-            _own_heap = native_pool.host_pool()
-        return _own_heap
+        if _own_pool is None:
+            _own_pool = native_pool.host_pool()
+        return _own_pool
     cure = "call install() first, or make a ManagedBridgeResource and keep it"
     if kind == "system":
         cure = (

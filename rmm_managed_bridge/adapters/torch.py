@@ -20,7 +20,7 @@ class TorchAdapter:
 
     Parameters
     ----------
-    heaps : dict of int to Heap
+    pools : dict of int to Pool
         By device.
     resources : mapping of int to ManagedBridgeResource
         What keeps the pools from retiring. They are kept after `unhook`: PyTorch cannot do without.
@@ -28,15 +28,15 @@ class TorchAdapter:
 
     name = "torch"
 
-    def __init__(self, heaps: dict[int, native_pool.Pool], resources: Mapping[int, Any]) -> None:
+    def __init__(self, pools: dict[int, native_pool.Pool], resources: Mapping[int, Any]) -> None:
         torch = _import_torch()
-        if not heaps or not torch.cuda.is_available():
+        if not pools or not torch.cuda.is_available():
             raise FrameworkError(
                 "PyTorch takes allocators for CUDA only, and there is no device here; as_torch() gives CPU tensors "
                 "over pool memory"
             )
         self._torch = torch
-        self._heaps = heaps
+        self._pools = pools
         self._resources = resources
 
     def hook(self) -> None:
@@ -52,7 +52,7 @@ class TorchAdapter:
                     "`with torch.cuda.use_mem_pool(bridge.torch_mempool()):`"
                 ) from None
             _is_current = True
-        serve(self._heaps)
+        serve(self._pools)
         _kept = dict(self._resources)
         guard_torch(self._torch)
 
@@ -63,19 +63,19 @@ class TorchAdapter:
             "called again"
         )
 
-    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
-        """From now on allocate from other heaps."""
+    def move(self, pools: dict[int, native_pool.Pool]) -> None:
+        """From now on allocate from other pools."""
         global _kept
-        self._heaps = heaps
-        serve(heaps)
+        self._pools = pools
+        serve(pools)
         _kept = dict(self._resources)
 
 
-def serve(heaps: Mapping[int, native_pool.Pool]) -> None:
-    """Let PyTorch's allocator and memory pools, if there are any, allocate from these heaps from now on."""
-    if _guest is not None:
-        for device, heap in heaps.items():
-            _guest.use(device, heap)
+def serve(pools: Mapping[int, native_pool.Pool]) -> None:
+    """Let PyTorch's allocator and memory pools, if there are any, allocate from these pools from now on."""
+    if _entry is not None:
+        for device, pool in pools.items():
+            _entry.use(device, pool)
 
 
 def torch_mempool() -> Any:
@@ -106,9 +106,9 @@ def torch_mempool() -> Any:
     if not torch.cuda.is_available():
         raise FrameworkError("PyTorch finds no CUDA device")
     device = int(torch.cuda.current_device())
-    guest = _the_guest()
-    if not guest.serves(device):
-        guest.use(device, native_pool.pool_serving(device))
+    entry = _the_entry()
+    if not entry.serves(device):
+        entry.use(device, native_pool.pool_serving(device))
     if device not in _pools:
         # Kept for ever: PyTorch frees a pool's memory with the pool, whatever tensors are left in it.
         _pools[device] = torch.cuda.MemPool(_allocator("bridge_torch_pool_malloc").allocator())
@@ -116,7 +116,7 @@ def torch_mempool() -> Any:
     return _pools[device]
 
 
-_guest: torch_entry.TorchEntry | None = None
+_entry: torch_entry.TorchEntry | None = None
 _is_current = False
 """Whether PyTorch has our allocator, which it has for ever then."""
 _kept: dict[int, Any] = {}
@@ -134,20 +134,20 @@ def _import_torch() -> Any:
     return torch
 
 
-def _the_guest() -> torch_entry.TorchEntry:
-    global _guest
-    if _guest is None:
-        _guest = torch_entry.TorchEntry(_hold_stream)
-    return _guest
+def _the_entry() -> torch_entry.TorchEntry:
+    global _entry
+    if _entry is None:
+        _entry = torch_entry.TorchEntry(_hold_stream)
+    return _entry
 
 
 def _allocator(malloc: str) -> Any:
-    guest = _the_guest()
+    entry = _the_entry()
     if malloc not in _allocators:
         memory = _import_torch().cuda.memory
         made = memory.CUDAPluggableAllocator(str(library_path()), malloc, "bridge_torch_free")
         # Not in PyTorch's documentation, and without it Tensor.record_stream would be forgotten in silence.
-        made.allocator().set_record_stream_fn(guest.record_stream_address)
+        made.allocator().set_record_stream_fn(entry.record_stream_address)
         _allocators[malloc] = made
     return _allocators[malloc]
 
@@ -157,6 +157,6 @@ def _hold_stream(handle: int, device: int) -> None:
     if native_process.phase() != "running":
         return
     own = frameworks_torch.own_streams(device).get(handle)
-    for heap in native_pool.pools():
-        if heap.device == device and own is not None:
-            heap.hold(handle, own)
+    for pool in native_pool.pools():
+        if pool.device == device and own is not None:
+            pool.hold(handle, own)

@@ -26,15 +26,15 @@ class WarpAllocator:
 
     deallocate_requires_context_guard = False
 
-    def __init__(self, heaps: dict[int, native_pool.Pool] | None = None) -> None:
-        self._heaps: dict[int, native_pool.Pool] = dict(heaps or {})
+    def __init__(self, pools: dict[int, native_pool.Pool] | None = None) -> None:
+        self._pools: dict[int, native_pool.Pool] = dict(pools or {})
         self._devices: dict[int, Any] = {}
 
     @property
     def memory_kind(self) -> Any:
         import warp
 
-        if {heap.kind for heap in self._heaps.values()} == {"managed"}:
+        if {pool.kind for pool in self._pools.values()} == {"managed"}:
             return warp.MemoryKind.CUDA_MANAGED
         return None  # then Warp asks the driver
 
@@ -49,9 +49,9 @@ class WarpAllocator:
             If Warp's stream is being captured. The capture stays valid.
         """
         number = native_process.current_device()
-        heap = self._heaps.get(number)
-        if heap is None or heap.retired:
-            heap = self._heaps[number] = native_pool.pool_serving(number)
+        pool = self._pools.get(number)
+        if pool is None or pool.retired:
+            pool = self._pools[number] = native_pool.pool_serving(number)
         device = self._devices.get(number)
         if device is None:
             import warp
@@ -62,49 +62,49 @@ class WarpAllocator:
         stream = device.stream
         handle = 0 if stream is None else stream.cuda_stream or 0
         owner = stream if registry.keeps_stream(stream) else None
-        ptr = heap.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
+        ptr = pool.allocate(size_in_bytes, alignment=256, stream=handle, owner=owner, framework="warp")
         if ptr and policy.wants_to_know(size_in_bytes):
             handovers.allocated(ptr, size_in_bytes, handle)
         return ptr
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         """Free a block, after the work on the stream it was allocated on. During shutdown it does nothing."""
-        heap = native_pool.any_pool()
-        if heap is not None:
-            heap.deallocate(ptr, size_in_bytes, framework="warp")
+        pool = native_pool.any_pool()
+        if pool is not None:
+            pool.deallocate(ptr, size_in_bytes, framework="warp")
 
     def __repr__(self) -> str:
-        return f"WarpAllocator({', '.join(f'cuda:{number}: {heap!r}' for number, heap in self._heaps.items())})"
+        return f"WarpAllocator({', '.join(f'cuda:{number}: {pool!r}' for number, pool in self._pools.items())})"
 
-    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
-        """From now on allocate from other heaps."""
-        self._heaps = dict(heaps)
+    def move(self, pools: dict[int, native_pool.Pool]) -> None:
+        """From now on allocate from other pools."""
+        self._pools = dict(pools)
 
 
 class WarpAdapter:
-    """Hooks Warp's allocator on every device that has a heap."""
+    """Hooks Warp's allocator on every device that has a pool."""
 
     name = "warp"
 
-    def __init__(self, heaps: dict[int, native_pool.Pool]) -> None:
+    def __init__(self, pools: dict[int, native_pool.Pool]) -> None:
         try:
             import warp
         except ImportError as error:
             raise FrameworkError(f"warp cannot be imported ({error}); pip install 'rmm-managed-bridge[warp]'") from None
-        if not heaps or not warp.is_cuda_available():
+        if not pools or not warp.is_cuda_available():
             raise FrameworkError(
                 "Warp takes allocators on CUDA devices only, and there is none here; as_warp() gives CPU arrays over "
                 "pool memory"
             )
         self._warp = warp
-        self._allocator = WarpAllocator(heaps)
+        self._allocator = WarpAllocator(pools)
         self._before: dict[int, Any] = {}
         self._exports = ExportGuard(warp.array, "ipc_handle")
 
     def hook(self) -> None:
         """Set the allocator on each device; undone where one fails."""
         try:
-            for number in self._allocator._heaps:
+            for number in self._allocator._pools:
                 device = self._warp.get_device(f"cuda:{number}")
                 # Warp has no public way to ask whether an allocator was set; its own ScopedAllocator reads this too.
                 before = device._custom_allocator
@@ -128,6 +128,6 @@ class WarpAdapter:
         self._before.clear()
         return f"Warp's allocator on {', '.join(kept)} was changed since and was left as it is" if kept else None
 
-    def move(self, heaps: dict[int, native_pool.Pool]) -> None:
-        """From now on allocate from other heaps."""
-        self._allocator.move(heaps)
+    def move(self, pools: dict[int, native_pool.Pool]) -> None:
+        """From now on allocate from other pools."""
+        self._allocator.move(pools)

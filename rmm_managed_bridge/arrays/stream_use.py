@@ -44,9 +44,9 @@ def hold(ptr: int, stream: Any) -> None:
     """Keep the stream object alive for as long as blocks may name it."""
     if not registry.keeps_stream(stream):
         return
-    heap = native_pool.pool_containing(ptr)
-    if heap is not None and not heap.holds(handle := streams.stream_handle(stream)):
-        heap.hold(handle, stream)
+    pool = native_pool.pool_containing(ptr)
+    if pool is not None and not pool.holds(handle := streams.stream_handle(stream)):
+        pool.hold(handle, stream)
 
 
 def note_use(x: Any, ptr: int) -> None:
@@ -68,8 +68,8 @@ def _hold_torchs_own(ptr: int) -> None:
     allocation = ledger.allocation_of(ptr)
     if allocation is None or allocation.framework != "torch":
         return
-    heap = native_pool.pool_containing(ptr)
-    if heap is not None and not heap.holds(allocation.stream):
+    pool = native_pool.pool_containing(ptr)
+    if pool is not None and not pool.holds(allocation.stream):
         own = torch.own_streams(allocation.device).get(allocation.stream)
         if own is not None:
-            heap.hold(allocation.stream, own)
+            pool.hold(allocation.stream, own)

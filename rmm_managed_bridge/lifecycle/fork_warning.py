@@ -33,10 +33,10 @@ def _before_fork() -> None:
         if holder.framework == "numpy" and holder.kind == "managed":
             count += holder.current_count
             size_bytes += holder.current_bytes
-    for heap in native_pool.pools():
-        if heap.track == "off" and heap.kind == "managed":  # whose blocks are, nobody knows
-            count += heap.live_count
-            size_bytes += heap.live_bytes
+    for pool in native_pool.pools():
+        if pool.track == "off" and pool.kind == "managed":  # whose blocks are, nobody knows
+            count += pool.live_count
+            size_bytes += pool.live_bytes
     if count == 0:
         return
     _warned = True

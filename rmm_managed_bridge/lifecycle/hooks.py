@@ -87,10 +87,10 @@ class Hooks:
         """Let every hook serve from the pools as they are now."""
         for adapter in self._adapters.values():
             if isinstance(adapter, NumpyAdapter):
-                adapter.move(self._pools.heap_for_numpy(asked=self.numpy_asked))
+                adapter.move(self._pools.pool_for_numpy(asked=self.numpy_asked))
             else:
-                adapter.move(self._pools.heaps)
-        serve(self._pools.heaps)
+                adapter.move(self._pools.by_device)
+        serve(self._pools.by_device)
 
     def enter_block(self, *, hooked_it: bool) -> Callable[[], str | None]:
         """Let the current context's NumPy take part in a ``with`` block; returns what ends that."""
@@ -107,10 +107,10 @@ class Hooks:
         pools, config = self._pools, self._config
         if name == "numpy":
             return NumpyAdapter(
-                pools.heap_for_numpy(asked=self.numpy_asked), config.numpy_min_bytes, config.numpy_scope
+                pools.pool_for_numpy(asked=self.numpy_asked), config.numpy_min_bytes, config.numpy_scope
             )
         if name == "cupy":
-            return CupyAdapter(pools.heaps)
+            return CupyAdapter(pools.by_device)
         if name == "torch":
-            return TorchAdapter(pools.heaps, pools.resources)
-        return WarpAdapter(pools.heaps)
+            return TorchAdapter(pools.by_device, pools.resources)
+        return WarpAdapter(pools.by_device)

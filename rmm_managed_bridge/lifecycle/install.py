@@ -64,7 +64,7 @@ class Bridge:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        return tuple(self._pools.heaps)
+        return tuple(self._pools.by_device)
 
     @property
     def resources(self) -> "dict[int, ManagedBridgeResource]":
@@ -123,7 +123,7 @@ class Bridge:
         )
 
     def _before_reinitialize(self, devices: Sequence[int]) -> None:
-        retiring = [heap for heap in self._pools.all_heaps() if heap.device < 0 or heap.device in devices]
+        retiring = [pool for pool in self._pools.all_pools() if pool.device < 0 or pool.device in devices]
         survivors = describe_survivors(retiring)
         if survivors is not None:
             warnings.warn(BridgeWarning(f"rmm.reinitialize retires a pool that is in use: {survivors}"), stacklevel=5)
@@ -276,7 +276,7 @@ def install(
             bridge._pools.attach()
             reinitialize.watch(_around_reinitialize)
             warn_before_forks()
-            serve(bridge._pools.heaps)
+            serve(bridge._pools.by_device)
         except BaseException:
             bridge._hooks.unhook()
             bridge._pools.detach()

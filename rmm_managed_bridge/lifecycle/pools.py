@@ -27,13 +27,13 @@ class Pools(Protocol):
     backend: str
     reason: str
     resources: "dict[int, ManagedBridgeResource]"
-    """Device number to the RMM resource over its heap."""
+    """Device number to the RMM resource over its pool."""
 
     @property
-    def heaps(self) -> dict[int, native_pool.Pool]:
-        """Device number to heap; empty without devices."""
+    def by_device(self) -> dict[int, native_pool.Pool]:
+        """Device number to pool; empty without devices."""
 
-    def heap_for_numpy(self, *, asked: bool) -> native_pool.Pool:
+    def pool_for_numpy(self, *, asked: bool) -> native_pool.Pool:
         """Where NumPy's blocks come from. `asked`: the user named NumPy."""
 
     def notice(self, *, numpy_asked: bool) -> str | None:
@@ -51,8 +51,8 @@ class Pools(Protocol):
     def reattach(self) -> None:
         """Make RMM use the pools as before: it forgot them in a re-initialisation that failed."""
 
-    def all_heaps(self) -> list[native_pool.Pool]:
-        """Every heap of these pools."""
+    def all_pools(self) -> list[native_pool.Pool]:
+        """Every pool of these pools."""
 
 
 class HostPools:
@@ -64,17 +64,17 @@ class HostPools:
         if config.devices not in (None, "all"):
             raise ConfigError(f"devices={config.devices!r}: the host backend has no devices; leave it out")
         self.reason = reason
-        self.heaps: dict[int, native_pool.Pool] = {}
+        self.by_device: dict[int, native_pool.Pool] = {}
         self.resources: dict[int, ManagedBridgeResource] = {}
         self._config = config
-        self.cpu_heap = self._make()
+        self.cpu_pool = self._make()
 
     def _make(self) -> native_pool.Pool:
-        return _host_heap(self._config)
+        return _host_pool(self._config)
 
-    def heap_for_numpy(self, *, asked: bool) -> native_pool.Pool:
+    def pool_for_numpy(self, *, asked: bool) -> native_pool.Pool:
         del asked
-        return self.cpu_heap
+        return self.cpu_pool
 
     def notice(self, *, numpy_asked: bool) -> None:
         del numpy_asked
@@ -83,19 +83,19 @@ class HostPools:
         pass
 
     def detach(self) -> list[str]:
-        self.cpu_heap.retire()
+        self.cpu_pool.retire()
         return []
 
     def renew(self, devices: Sequence[int]) -> None:
         del devices
-        old, self.cpu_heap = self.cpu_heap, self._make()
+        old, self.cpu_pool = self.cpu_pool, self._make()
         old.retire()
 
     def reattach(self) -> None:
         pass
 
-    def all_heaps(self) -> list[native_pool.Pool]:
-        return [self.cpu_heap]
+    def all_pools(self) -> list[native_pool.Pool]:
+        return [self.cpu_pool]
 
 
 class RmmPools:
@@ -118,19 +118,19 @@ class RmmPools:
             for device in self._devices
             if backend == "managed" and not machine.device_traits(device).concurrent_managed_access
         )
-        self._host_heap: native_pool.Pool | None = None
+        self._host_pool: native_pool.Pool | None = None
 
     @property
-    def heaps(self) -> dict[int, native_pool.Pool]:
+    def by_device(self) -> dict[int, native_pool.Pool]:
         return {device: resource.pool for device, resource in self.resources.items()}
 
-    def heap_for_numpy(self, *, asked: bool) -> native_pool.Pool:
+    def pool_for_numpy(self, *, asked: bool) -> native_pool.Pool:
         # NumPy's arrays may be shown to any device, so the least able one decides.
         if not self._exclusive or asked:
             return self.resources[self._devices[0]].pool
-        if self._host_heap is None:
-            self._host_heap = _host_heap(self._config)
-        return self._host_heap
+        if self._host_pool is None:
+            self._host_pool = _host_pool(self._config)
+        return self._host_pool
 
     def notice(self, *, numpy_asked: bool) -> str | None:
         if not self._exclusive:
@@ -222,9 +222,9 @@ class RmmPools:
             else:
                 complaints.append(f"RMM's resource on device {device} was changed since and was left as it is")
         self._before.clear()
-        if self._host_heap is not None:
-            self._host_heap.retire()
-        # Each resource's heap retires when nobody holds the resource any more; RMM's own references went above.
+        if self._host_pool is not None:
+            self._host_pool.retire()
+        # Each resource's pool retires when nobody holds the resource any more; RMM's own references went above.
         self.resources.clear()
         return complaints
 
@@ -259,11 +259,11 @@ class RmmPools:
         finally:
             self._config = config
 
-    def all_heaps(self) -> list[native_pool.Pool]:
-        return [*self.heaps.values(), *([] if self._host_heap is None else [self._host_heap])]
+    def all_pools(self) -> list[native_pool.Pool]:
+        return [*self.by_device.values(), *([] if self._host_pool is None else [self._host_pool])]
 
 
-def _host_heap(config: BridgeConfig) -> native_pool.Pool:
+def _host_pool(config: BridgeConfig) -> native_pool.Pool:
     return native_pool.host_pool(
         hugepages=advise_hugepages(config.hugepages),
         settings=config.settings_for(native_process.memory_bytes(-1)),
@@ -289,17 +289,17 @@ def in_rmms_units(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else (size_bytes + 255) // 256 * 256
 
 
-def describe_survivors(heaps: Iterable[native_pool.Pool]) -> str | None:
-    """Return count, bytes, frameworks and call sites of the live blocks of `heaps`; None if there are none."""
-    count = sum(heap.live_count for heap in heaps)
+def describe_survivors(pools: Iterable[native_pool.Pool]) -> str | None:
+    """Return count, bytes, frameworks and call sites of the live blocks of `pools`; None if there are none."""
+    count = sum(pool.live_count for pool in pools)
     if count == 0:
         return None
-    size_bytes = sum(heap.live_bytes for heap in heaps)
-    numbers = {heap.number for heap in heaps}
+    size_bytes = sum(pool.live_bytes for pool in pools)
+    numbers = {pool.number for pool in pools}
     alive = [
         allocation
         for allocation in ledger.snapshot().allocations
-        if (heap := native_pool.pool_containing(allocation.ptr)) is not None and heap.number in numbers
+        if (pool := native_pool.pool_containing(allocation.ptr)) is not None and pool.number in numbers
     ]
     frameworks = sorted({allocation.framework for allocation in alive})
     sites = list(dict.fromkeys(str(allocation.site) for allocation in alive))

@@ -55,7 +55,7 @@ def as_torch(x: Any) -> "torch.Tensor":
         raise ViewError(f"PyTorch has no type for dtype {dtype}; convert the array first") from None
     if 0 in address.shape:
         # It has no bytes, so no pool: it goes where the pool's arrays would.
-        device = max((heap.device for heap in native_pool.pools() if not heap.retired), default=-1)
+        device = max((pool.device for pool in native_pool.pools() if not pool.retired), default=-1)
         return torch.empty(address.shape, dtype=empty.dtype, device="cpu" if device < 0 else f"cuda:{device}")
     if any(stride < 0 or stride % dtype.itemsize for stride in address.strides or ()):
         raise ViewError(

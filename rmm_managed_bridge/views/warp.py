@@ -55,7 +55,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
         raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
     if 0 in address.shape:
         # It has no bytes, so no pool: it goes where the pool's arrays would.
-        device = max((heap.device for heap in native_pool.pools() if not heap.retired), default=-1)
+        device = max((pool.device for pool in native_pool.pools() if not pool.retired), default=-1)
         return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
     require_ours(x, address, dtype)
     if blocks.kind_of(address.ptr) == "host":

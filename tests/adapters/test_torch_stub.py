@@ -153,7 +153,7 @@ def test_a_memory_pool_moves_to_the_pool_that_is_installed_later(torch: Any, mak
 def test_a_closed_pool_says_what_to_do(torch: Any, make_heap: Callable[..., Any]) -> None:
     heap = make_heap(device=0)
     torch.current = object()
-    adapter._the_guest().use(0, heap)
+    adapter._the_entry().use(0, heap)
     heap.retire()
     assert heap.closed
     with pytest.raises(RuntimeError, match=r"closed by uninstall(.|\n)*call rmm_managed_bridge\.install\(\) again"):
@@ -212,7 +212,7 @@ def _total(stats: Any, framework: str) -> int:
 def test_each_device_has_its_pool_and_frees_find_their_way(torch: Any, make_heap: Callable[..., Any]) -> None:
     heaps = {number: make_heap(device=number) for number in (0, 1)}
     torch.current = object()
-    adapter._the_guest()
+    adapter._the_entry()
     adapter.serve(heaps)
     tensor = torch.empty(MIB, device=1)
     record = bridge.allocation_of(tensor)
@@ -226,7 +226,7 @@ def test_each_device_has_its_pool_and_frees_find_their_way(torch: Any, make_heap
 
 @pytest.mark.behaviour("S1")
 def test_a_size_that_is_not_the_recorded_one_is_reported(torch: Any, make_heap: Callable[..., Any]) -> None:
-    guest = adapter._the_guest()
+    guest = adapter._the_entry()
     guest.use(0, make_heap(device=0))
     before = bridge.stats().size_mismatches
     guest.free(guest.malloc(4096, 0, 0), 512, 0, 0)
@@ -409,4 +409,4 @@ def test_a_forked_child_is_refused_and_an_exit_with_live_blocks_is_silent() -> N
 
 def test_record_stream_is_given_to_torch(torch: Any) -> None:
     with installed():
-        assert torch.current.record_stream_address == adapter._the_guest().record_stream_address != 0
+        assert torch.current.record_stream_address == adapter._the_entry().record_stream_address != 0

@@ -235,7 +235,7 @@ def test_a_million_one_element_arrays_do_not_fragment_the_pool(numpy_min_bytes: 
     with bridge.installed(
         "host", frameworks=["numpy"], numpy_scope="process", numpy_min_bytes=numpy_min_bytes, track="off"
     ) as installed:
-        heap = installed._pools.cpu_heap
+        heap = installed._pools.cpu_pool
         kept = [np.empty(1) for _ in range(1000)]  # the slab of this size is there before the first look
         largest, reserved = heap.numbers[3], heap.numbers[0]
         for _ in range(1_000_000):

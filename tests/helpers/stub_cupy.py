@@ -27,14 +27,14 @@ class MemoryPointer:
     """One block, freed with the last reference to it."""
 
     def __init__(self, guest: CupyEntry, size_bytes: int, device: int) -> None:
-        self._guest = guest
+        self._entry = guest
         self._device = device
         self.size_bytes = size_bytes
         self.ptr: int = 0
         self.ptr = guest.malloc(size_bytes, device)
 
     def __del__(self) -> None:
-        self._guest.free(self.ptr, self._device)
+        self._entry.free(self.ptr, self._device)
 
 
 class CFunctionAllocator:
@@ -167,6 +167,6 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> StubCupy:
     monkeypatch.setitem(sys.modules, "cupy_backends", types.ModuleType("cupy_backends"))
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda", backend)
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.stream", backend.stream)
-    monkeypatch.setattr(adapter, "_guest", None)
+    monkeypatch.setattr(adapter, "_entry", None)
     monkeypatch.setattr(adapter, "_c_allocator", None)
     return stub

@@ -18,14 +18,14 @@ class OneDevicePools(HostPools):
 
     def __init__(self, config: BridgeConfig, reason: str) -> None:
         super().__init__(config, reason)
-        self.heaps: dict[int, Any] = {0: self.cpu_heap}
+        self.by_device: dict[int, Any] = {0: self.cpu_pool}
 
     def _make(self) -> Any:
         return native_pool.host_pool(settings=self._config.settings_for(1 << 62), track=self._config.track, device=0)
 
     def renew(self, devices: Any) -> None:
         super().renew(devices)
-        self.heaps = {0: self.cpu_heap}
+        self.by_device = {0: self.cpu_pool}
 
 
 class UnattachedPools(RmmPools):
@@ -35,7 +35,7 @@ class UnattachedPools(RmmPools):
         pass
 
     def detach(self) -> list[str]:
-        for heap in self.all_heaps():
+        for heap in self.all_pools():
             heap.retire()
         return []
 

@@ -72,20 +72,20 @@ class StorageBase:
 class Storage(StorageBase):
     """The memory of one tensor, freed with the last reference to it."""
 
-    _guest: TorchEntry | None = None
+    _entry: TorchEntry | None = None
 
     def __init__(self, torch: "StubTorch", size_bytes: int, device: int) -> None:
         assert torch.guest is not None
         self._state = (size_bytes, device, torch.stream)
-        self._guest = torch.guest
+        self._entry = torch.guest
         pool = torch.pool is not None
-        self.ptr = self._guest.malloc(size_bytes, device, torch.stream, pool=pool)
+        self.ptr = self._entry.malloc(size_bytes, device, torch.stream, pool=pool)
         if pool and self.ptr == 0 and size_bytes:
             raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes")
 
     def __del__(self) -> None:
-        if self.ptr and self._guest is not None:
-            self._guest.free(self.ptr, *self._state)
+        if self.ptr and self._entry is not None:
+            self._entry.free(self.ptr, *self._state)
 
 
 class Tensor:
@@ -164,7 +164,7 @@ class StubTorch(types.ModuleType):
         """Stands for the addresses: what the adapter made."""
         from rmm_managed_bridge.adapters import torch as adapter
 
-        return adapter._guest
+        return adapter._entry
 
     def empty(self, size: Any, device: Any = 0, dtype: Any = None) -> Any:
         """Make a tensor with the allocator or pool that is current, as its storage; by shape, one without elements."""
@@ -187,7 +187,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> StubTorch
     stub = StubTorch(devices)
     frameworks_torch.own_streams.cache_clear()
     monkeypatch.setitem(sys.modules, "torch", stub)
-    for name, fresh in (("_guest", None), ("_is_current", False)):
+    for name, fresh in (("_entry", None), ("_is_current", False)):
         monkeypatch.setattr(adapter, name, fresh)
     for name in ("_kept", "_allocators", "_pools"):
         monkeypatch.setattr(adapter, name, {})
