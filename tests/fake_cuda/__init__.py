@@ -198,9 +198,14 @@ class FakeCuda:
         self.lib.fake_fail(function.encode(), skip, result)
 
     def on_call(self, function: str, action: Callable[[], None]) -> None:
-        """Run `action` when the next call of `function` has had its effect: what another thread may do just then."""
-        hook = Hook(action)
-        self._hooks.append(hook)
+        """Run `action` when the next call of `function` has had its effect: what another thread may do just then.
+
+        A `Hook` of the caller's own, which keeps it, is not made anew each time.
+        """
+        hook = action
+        if not isinstance(action, Hook):
+            hook = Hook(action)
+            self._hooks.append(hook)
         self.lib.fake_on_call(function.encode(), hook)
 
     def page(self, address: int) -> Page:

@@ -33,6 +33,7 @@ class Bench:
 
         self.fake, self.ledger, self.blocks, self.device = fake, ledger, blocks, device
         self.native_process = native_process
+        self.limit_bytes = limit_bytes
         self.heap = native_pool.host_pool(
             ordered=True,
             device=device,

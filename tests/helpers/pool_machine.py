@@ -74,6 +74,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.live: list[Block] = []
         self.freed: list[Block] = []
         self.benches: list[Bench] = []
+        self.begun = 0  # captures, so far
 
     def start_streams(self) -> None:
         for thread in self.threads:
@@ -92,12 +93,18 @@ class StreamMachine(RuleBasedStateMachine):
     def on(self, thread: int, action: Callable[[], Any]) -> Any:
         return self.threads[thread].submit(action).result()
 
-    def call(self, line: Line | None, action: Callable[[], Any]) -> Any:
-        """Run what names a stream on a thread where its handle means it."""
+    def call(self, what: str, line: Line | None, action: Callable[[], Any], block: "Block | None" = None) -> Any:
+        """Run a call of the bridge that names a stream, on a thread where its handle means it.
+
+        `what` it is and the live `block` that it names are for a machine that acts inside of it.
+        """
         return self.on(0 if line is None else line.thread, action)
 
+    def usable(self, line: Line) -> bool:
+        return line.usable
+
     def line(self, pick: int, want: Callable[[Line], bool] = lambda line: True) -> Line | None:
-        found = [line for line in self.lines if line.usable and want(line)]
+        found = [line for line in self.lines if self.usable(line) and want(line)]
         return found[pick % len(found)] if found else None
 
     def block(self, pick: int) -> Block:
@@ -126,32 +133,34 @@ class StreamMachine(RuleBasedStateMachine):
         bench = self.benches[line.stream.device]
         owner = bench.owners[line.stream] = Owner()
         weakref.finalize(owner, self.fake.destroy, line.stream).atexit = False
-        if bench.heap.hold(line.stream.handle, owner):
+        if self.call("adopt", line, lambda: bench.heap.hold(line.stream.handle, owner)):
             line.held, line.needs_sign = True, False
 
     @rule(pick=PICK)
     def adopt(self, pick: int) -> None:
-        line = self.line(
-            pick, lambda x: not x.held and not x.captured and x.stream not in self.benches[x.stream.device].owners
-        )
+        line = self.line(pick, self.may_be_held)
         if line is not None:
             self.hold(line)
+
+    def may_be_held(self, line: Line) -> bool:
+        return not line.held and not line.captured and line.stream not in self.benches[line.stream.device].owners
 
     @rule(pick=PICK)
     def destroy_stream(self, pick: int) -> None:
         """A borrowed stream goes at once; of a held one the program only drops its object."""
-        line = self.line(
-            pick, lambda x: x.stream.handle not in (LEGACY, PER_THREAD) and not x.captured and not x.needs_sign
-        )
+        line = self.line(pick, self.may_go)
         if line is None:
             return
         line.usable = False
         if self.benches[line.stream.device].owners.pop(line.stream, None) is None:
             self.fake.destroy(line.stream)
 
+    def may_go(self, line: Line) -> bool:
+        return line.stream.handle not in (LEGACY, PER_THREAD) and not line.captured and not line.needs_sign
+
     @rule(device=st.integers(0, 1))
     def drop_unused_streams(self, device: int) -> None:
-        self.on(0, self.benches[device].heap.drop_unused_streams)
+        self.call("drop", None, self.benches[device].heap.drop_unused_streams)
 
     # --- the device ---
 
@@ -161,19 +170,26 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK, mode=st.sampled_from([GLOBAL, THREAD_LOCAL, RELAXED]))
     def begin_capture(self, pick: int, mode: int) -> None:
-        line = self.line(pick, lambda x: not x.legacy and not x.captured)
+        line = self.line(pick, self.may_be_captured)
         if line is not None and sum(x.captured for x in self.lines) < 2:
-            self.call(line, lambda: self.fake.begin_capture(line.stream, mode))
+            self.on(line.thread, lambda: self.fake.begin_capture(line.stream, mode))
             line.captured = True
             line.captures += 1
+            self.begun += 1
+
+    def may_be_captured(self, line: Line) -> bool:
+        return not line.legacy and not line.captured
 
     @rule(pick=PICK)
     def end_capture(self, pick: int) -> None:
         line = self.line(pick, lambda x: x.captured)
         if line is not None:
-            line.captured = False
-            assert self.call(line, lambda: self.fake.end_capture(line.stream)), "a capture was lost"
+            self.end_capture_of(line)
+
+    def end_capture_of(self, line: Line) -> None:
+        line.captured = False
+        assert self.on(line.thread, lambda: self.fake.end_capture(line.stream)), "a capture was lost"
 
     @invariant()
     def nothing_was_broken(self) -> None:
-        assert self.fake.violations() == []
+        assert (said := self.fake.violations()) == [], said

@@ -8,11 +8,13 @@ DeviceEvent::~DeviceEvent() { home->put(handle); }
 
 Recorded EventPool::record(StreamRef stream, EventRef& out) {
   DriverScope scope(&driver_, context_);
-  if (stream.per_thread()) {
+  // Looked at before as well: a capture that another thread ends between the event, which went into it, and the look after would
+  // leave an event that stands behind nothing.
+  if (capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
+  if (stream.per_thread() && id_of(stream.handle) != stream.key) {
+    stream = {StreamRef::kLegacyKey, nullptr};
     if (capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
-    if (id_of(stream.handle) != stream.key) stream = {StreamRef::kLegacyKey, nullptr};
   }
-  if (stream.legacy() && capture_status(stream.handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Recorded::capturing;
   CUevent event = get();
   if (event == nullptr) return Recorded::failed;
   // In a capture that is lost already, recording fails, and the result says so: a handle that failed is not asked again.
