@@ -65,6 +65,8 @@ step "wheel" build_wheel
 step "tools" pip install "${wheel}[check]"
 step "lint" ruff check .
 step "format" ruff format --check .
+step "format (C++)" clang-format --dry-run -Werror $(git ls-files '*.cpp' '*.hpp')
+step "lint (Cython)" cython-lint --max-line-length 130 rmm_managed_bridge/_native
 step "types" mypy
 step "stubs" check_stubs
 step "layers" python ci/tools/check_layers.py

@@ -23,7 +23,6 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     bool reaches_address "rmm_bridge::reaches"(CProcess* process, uintptr_t ptr, int device)
 
 
-
 def block_of(address):
     """Return (start, usable bytes) of the live block that `address` lies in, or None."""
     cdef uintptr_t ptr

@@ -7,8 +7,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport intptr_t, uint8_t, uintptr_t
 
 from rmm_managed_bridge._native.pool cimport Pool, serves, use
-from rmm_managed_bridge._native.process cimport CProcess, CUstream, DevicePools, Origin, framework_number, origin, process
-
+from rmm_managed_bridge._native.process cimport CProcess, DevicePools, Origin, framework_number, origin, process
 
 
 cdef extern from "entry/cupy.hpp" namespace "rmm_bridge" nogil:

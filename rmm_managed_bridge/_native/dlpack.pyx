@@ -9,7 +9,6 @@ from libc.stdlib cimport calloc, free
 from rmm_managed_bridge._native.process cimport process
 
 
-
 cdef struct DLDevice:
     int32_t device_type
     int32_t device_id

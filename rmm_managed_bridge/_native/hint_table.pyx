@@ -8,7 +8,6 @@ from libcpp cimport bool
 from rmm_managed_bridge._native.process cimport CProcess, CUstream, Refusal, process
 
 
-
 cdef extern from "pool/hint_calls.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass Hinted:
         uintptr_t low
@@ -41,7 +40,6 @@ NOWHERE = -2
 NOBODY = ()
 # As `NewBlocks::Outcome` has them: done, or a name of `HintSkip`.
 _OUTCOMES = ("DONE", "HOST", "NOT_MANAGED", "NO_CONCURRENT_ACCESS", "CAPTURING", "LARGER_THAN_DEVICE", "REFUSED")
-
 
 
 cdef uint64_t bits_of(accessors) except? 0:

@@ -6,10 +6,11 @@ import time
 cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libcpp cimport bool
 from libcpp.vector cimport vector
 
-from rmm_managed_bridge._native.process cimport CProcess, CUsage, CWarning, Entry, HistoryEvent, HolderKey, Origin, origin, process
+from rmm_managed_bridge._native.process cimport (
+    CProcess, CUsage, CWarning, Entry, HistoryEvent, HolderKey, Origin, origin, process,
+)
 
 
 from rmm_managed_bridge._native.process import KINDS, _frameworks, _tags  # lists that only grow
@@ -32,7 +33,6 @@ cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
 ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch", "damage")
 WARNINGS = ("quarantine_full", "written_before", "written_behind", "written_after_free")
 NATIVE = CallSite("native", 0, "")
-
 
 
 @cython.final
@@ -116,7 +116,7 @@ def holders():
 def peak():
     """Return who held what when the live bytes were highest."""
     at_peak = []
-    for holder, usage, size_bytes, count in holders():
+    for holder, _usage, size_bytes, count in holders():
         if count > 0:
             at_peak.append(holder._replace(current_bytes=size_bytes, current_count=count))
     return Peak(process.ledger.peak_bytes(), tuple(at_peak))

@@ -9,14 +9,14 @@ from rmm_managed_bridge._native.process import KINDS, TRACKS, budgets_of, phase,
 from rmm_managed_bridge.errors import BridgeError, InstallError
 from rmm_managed_bridge.units import format_bytes
 
-cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libcpp cimport bool
 from libcpp.vector cimport vector
 
 from rmm_managed_bridge._native.process cimport (
-    CProcess, CUstream, DevicePools, Milliseconds, Origin, PoolNumbers, Provenance, Request, Side, framework_number, kDevices, origin, process,
+    CProcess, CUstream, DevicePools, Milliseconds, Origin, PoolNumbers, Provenance, Request, Side, framework_number, kDevices,
+    origin, process,
 )
 
 
@@ -48,6 +48,7 @@ cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     void* retire_lane(CPool* pool, unsigned short lane, bool last) except +
     CPool* new_host_pool(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated "rmm_bridge::TrackedPool::kUnstated"
+
 
 def pool_containing(uintptr_t ptr):
     """Return the pool whose range `ptr` lies in, or None."""

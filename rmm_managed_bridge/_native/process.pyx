@@ -156,11 +156,13 @@ def _forget_tag_lock():
     global _tag_lock
     _tag_lock = threading.Lock()
 
+
 os.register_at_fork(after_in_child=_forget_tag_lock)
 
 
 def _begin_exit():
     begin_exit(process)
+
 
 # Registered when the module is first imported, so before any object that a program makes from it: exit handlers run in
 # reverse, and what runs after ours finds the process already marked.

@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   const long pairs = std::atol(argv[2]);
   auto& process = *new Process();
   auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), nullptr, nullptr, PoolOptions{}, -1, 0,
-                         std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
+                                std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
   const auto work = [&] {
     Request request;
     request.bytes = 1024;

@@ -82,7 +82,7 @@ class Device {
   std::string violations;
   std::map<std::pair<int, int>, int> attributes;
   std::map<std::tuple<unsigned long long, int, int>, int> pointers;  // address, attribute, device that asks
-  std::set<int> inactive;  // devices without a primary context
+  std::set<int> inactive;                                            // devices without a primary context
   struct Fault {
     long skip;
     CUresult result;
@@ -333,7 +333,7 @@ class Device {
   }
 
   std::vector<std::unique_ptr<Stream>> streams_;  // the stream with id n at n - 1; work of destroyed ones goes on
-  std::vector<Stream*> recent_;  // the ambient ones, and those made since `forget`
+  std::vector<Stream*> recent_;                   // the ambient ones, and those made since `forget`
   std::map<std::uintptr_t, Stream*> by_handle_;
   std::vector<std::uintptr_t> free_handles_;
   std::map<std::pair<int, Context*>, Stream*> per_thread_;

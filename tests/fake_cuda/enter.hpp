@@ -65,6 +65,6 @@ inline CUresult wait_on_host(Device& d, const Front& nodes, const char* name) {
 
 }  // namespace fake
 
-#define FAKE_LOCKED            \
+#define FAKE_LOCKED                 \
   fake::Device& d = fake::device(); \
   std::scoped_lock lock(d.mutex)

@@ -113,9 +113,9 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
     Stream* stream = d.find(handle);
     if (stream == nullptr) return missing(handle, d);  // the real one crashes for a destroyed stream
     if (stream->legacy && d.has_blocking_capture(stream->context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    *status = stream->capture == nullptr  ? CU_STREAM_CAPTURE_STATUS_NONE
-              : stream->capture->lost     ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *status = stream->capture == nullptr ? CU_STREAM_CAPTURE_STATUS_NONE
+              : stream->capture->lost    ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
   });
 }

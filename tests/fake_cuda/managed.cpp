@@ -6,9 +6,7 @@ using namespace fake;
 
 namespace {
 
-int place_of(const CUmemLocation& location) {
-  return location.type == CU_MEM_LOCATION_TYPE_HOST ? kCpu : location.id;
-}
+int place_of(const CUmemLocation& location) { return location.type == CU_MEM_LOCATION_TYPE_HOST ? kCpu : location.id; }
 
 CUresult on_stream(Device& d, CUstream handle, const char* name) {
   Stream* stream = d.find(handle);
@@ -60,8 +58,8 @@ CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* lows, size_t* bytes, size_t
 void fake_page(unsigned long long address, int* out) {
   FAKE_LOCKED;
   const Page page = d.pages.at(address);
-  const int values[] = {page.read_mostly, page.preferred,  static_cast<int>(page.accessors),
-                        page.last_prefetch, page.resident, page.discarded};
+  const int values[] = {page.read_mostly,   page.preferred, static_cast<int>(page.accessors),
+                        page.last_prefetch, page.resident,  page.discarded};
   std::copy(std::begin(values), std::end(values), out);
 }
 

@@ -45,13 +45,26 @@ class Pages {
     bool known = true;
     each(low, bytes, [&](std::uintptr_t, Page& page) {
       switch (advice) {
-        case CU_MEM_ADVISE_SET_READ_MOSTLY: page.read_mostly = true; break;
-        case CU_MEM_ADVISE_UNSET_READ_MOSTLY: page.read_mostly = false; break;
-        case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: page.preferred = place; break;
-        case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: page.preferred = kNowhere; break;
-        case CU_MEM_ADVISE_SET_ACCESSED_BY: page.accessors |= 1u << (place + 1); break;
-        case CU_MEM_ADVISE_UNSET_ACCESSED_BY: page.accessors &= ~(1u << (place + 1)); break;
-        default: known = false;
+        case CU_MEM_ADVISE_SET_READ_MOSTLY:
+          page.read_mostly = true;
+          break;
+        case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
+          page.read_mostly = false;
+          break;
+        case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
+          page.preferred = place;
+          break;
+        case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
+          page.preferred = kNowhere;
+          break;
+        case CU_MEM_ADVISE_SET_ACCESSED_BY:
+          page.accessors |= 1u << (place + 1);
+          break;
+        case CU_MEM_ADVISE_UNSET_ACCESSED_BY:
+          page.accessors &= ~(1u << (place + 1));
+          break;
+        default:
+          known = false;
       }
     });
     return known;

@@ -75,8 +75,8 @@ void work(Guest& guest, unsigned seed, long steps) {
     if (mine.size() < 4 && what < 50) {
       Held held{nullptr, size(), static_cast<unsigned char>(1 + random() % 255)};
       const bool zeros = random() % 3 == 0;
-      held.ptr = static_cast<unsigned char*>(zeros ? Entries::calloc(&guest, 1, held.bytes)
-                                                   : Entries::malloc(&guest, held.bytes));
+      held.ptr =
+          static_cast<unsigned char*>(zeros ? Entries::calloc(&guest, 1, held.bytes) : Entries::malloc(&guest, held.bytes));
       if (held.ptr == nullptr) continue;
       if (reinterpret_cast<std::uintptr_t>(held.ptr) % 16 != 0) fail("a block is not aligned", held.ptr);
       if (zeros) check(held, held.bytes, 0);

@@ -105,8 +105,11 @@ class Program {
     Held& held = held_[count_];
     bool zeroed = false;
     Refusal refusal = Refusal::none;
-    const Request request{.bytes = bytes, .alignment = 64, .side = stream == nullptr ? Side::cpu : Side::gpu,
-                          .host_ordered = stream == nullptr, .stream = stream == nullptr ? nullptr : *stream};
+    const Request request{.bytes = bytes,
+                          .alignment = 64,
+                          .side = stream == nullptr ? Side::cpu : Side::gpu,
+                          .host_ordered = stream == nullptr,
+                          .stream = stream == nullptr ? nullptr : *stream};
     armed_call([&] { held.ptr = static_cast<unsigned char*>(pool_.allocate(request, refusal, &zeroed)); });
     if (held.ptr == nullptr) return;
     if (stream == &borrowed_) armed_call([&] { pool_.prefetch_new(held.ptr, bytes, *stream); });
@@ -204,8 +207,8 @@ int main(int argc, char** argv) {
     process.driver.stream_create(&borrowed, CU_STREAM_NON_BLOCKING);
     // Where no device works, what is freed is used again at once; elsewhere it waits.
     for (const Driver* driver : {static_cast<const Driver*>(nullptr), static_cast<const Driver*>(&process.driver)}) {
-      auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), driver, context, PoolOptions{}, 0, 1,
-                             Track::counters);
+      auto& pool =
+          *new TrackedPool(process, std::make_unique<HostUpstream>(), driver, context, PoolOptions{}, 0, 1, Track::counters);
       relieved_pool = &pool;
       Program(process, pool, owned, borrowed).run();
       if (pool.live_count() != 0 || pool.live_bytes() != 0) fail("blocks are left");

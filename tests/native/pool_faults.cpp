@@ -41,7 +41,7 @@ struct Bench {
   }
 
   TrackedPool& pool(bool ordered, PoolOptions options = {}, std::unique_ptr<Upstream> upstream = std::make_unique<HostUpstream>(),
-             Track track = Track::counters) {
+                    Track track = Track::counters) {
     return *new TrackedPool(process, std::move(upstream), ordered ? &process.driver : nullptr, context, options, 0, 0, track);
   }
 
@@ -137,7 +137,7 @@ void show_and_go_on(int, siginfo_t* info, void*) {
 }
 
 void show_while_it_is_copied() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = show_and_go_on;
   action.sa_flags = SA_SIGINFO;
   ::sigaction(SIGSEGV, &action, nullptr);
@@ -198,8 +198,8 @@ void make_without_memory() {
       auto upstream = std::make_unique<HostUpstream>();
       TrackedPool* pool = nullptr;
       made = failing::survives(place, [&] {
-        pool = new TrackedPool(bench.process, std::move(upstream), ordered ? &bench.process.driver : nullptr, bench.context, {}, 0, 0,
-                        Track::counters);
+        pool = new TrackedPool(bench.process, std::move(upstream), ordered ? &bench.process.driver : nullptr, bench.context, {},
+                               0, 0, Track::counters);
       });
       expect(bench.process.has_pools() == made, "whether a fork knows of the pool");
       bench.process.lock_for_fork();

@@ -118,8 +118,8 @@ class Machine {
                                compare();
                              });
       stream.state = State::borrowed;
-      const bool waits = stream.departure == nullptr ||
-                         (lane.events.size() == events + 1 && lane.events.back() == stream.departure);
+      const bool waits =
+          stream.departure == nullptr || (lane.events.size() == events + 1 && lane.events.back() == stream.departure);
       expect(waits, "work from before a stream was let go is forgotten");
     } else if (!stream.waited_for()) {
       end(stream);
@@ -320,8 +320,8 @@ class Machine {
     expect(questions.size() == 1 + std::min(run, kAsked) && questions[0].event == nullptr, "another number of questions");
     expect(more == (run > kAsked), "whether there is more to ask");
     for (std::size_t index = 1; index < questions.size() && problems == 0; ++index) {
-      const bool right = questions[index].lane == stream.lane->index &&
-                         questions[index].event == stream.log[stream.ended + index - 1].event;
+      const bool right =
+          questions[index].lane == stream.lane->index && questions[index].event == stream.log[stream.ended + index - 1].event;
       expect(right, "a question out of order");
     }
     for (std::size_t index = 1; index < questions.size(); ++index) {

@@ -105,10 +105,14 @@ class Machine {
 
   std::size_t any_bytes() {
     switch (below(4)) {
-      case 0: return 1 + below(2000);
-      case 1: return 1 + below(300'000);
-      case 2: return (std::size_t{2} << 20) - 200'000 + below(400'000);  // around the largest that share a slab
-      default: return 1 + below(6'000'000);
+      case 0:
+        return 1 + below(2000);
+      case 1:
+        return 1 + below(300'000);
+      case 2:
+        return (std::size_t{2} << 20) - 200'000 + below(400'000);  // around the largest that share a slab
+      default:
+        return 1 + below(6'000'000);
     }
   }
 
@@ -269,9 +273,9 @@ class Machine {
     if (!zeroed) std::memset(chunk->base, 0xee, bytes);
     pages_.reserve(chunk->base, bytes);
     const auto before = granules();
-    failing::at_each_place([&] { store_.add(chunk.get(), zeroed); }, [&] {
-      expect(granules() == before && pages_.find(chunk->base) == nullptr, "a piece was half added");
-    });
+    failing::at_each_place(
+        [&] { store_.add(chunk.get(), zeroed); },
+        [&] { expect(granules() == before && pages_.find(chunk->base) == nullptr, "a piece was half added"); });
     char* const base = chunk->base;
     pieces_[base] = {std::move(chunk), zeroed, std::vector<bool>(bytes / 64)};
   }

@@ -215,8 +215,8 @@ int main(int argc, char** argv) {
   process.driver.ctx_push(context);
   PoolOptions options;
   options.limit_bytes = std::size_t{1} << 31;
-  auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context,
-                         options, 0, 1, Track::counters);
+  auto& pool =
+      *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::counters);
   std::vector<CUstream> streams(2 * threads);
   for (CUstream& stream : streams) process.driver.stream_create(&stream, CU_STREAM_NON_BLOCKING);
   static int owner;
@@ -225,7 +225,8 @@ int main(int argc, char** argv) {
     pool.resolve(streams[2 * index], ref);
     pool.hold(ref, &owner);
   }
-  auto& untracked = *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
+  auto& untracked =
+      *new TrackedPool(process, std::make_unique<HostUpstream>(), &process.driver, context, options, 0, 1, Track::off);
   for (TrackedPool* each : {&pool, &untracked}) free_at_once(process, *each, 2, 100'000);
   at_the_limit(process, threads, 300);
   std::vector<std::thread> workers;

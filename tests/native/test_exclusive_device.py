@@ -28,7 +28,7 @@ class FakePools(UnattachedPools):
     def _make(self, device: int) -> Any:
         concurrent = machine.device_traits(device).concurrent_managed_access
         heap = native_pool.host_pool(ordered=True, device=device, kind="managed", concurrent=concurrent)
-        return SimpleNamespace(heap=heap)
+        return SimpleNamespace(pool=heap)
 
 
 @pytest.fixture

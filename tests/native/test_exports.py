@@ -8,7 +8,7 @@ from fake_cuda import LEGACY, FakeCuda, Stream
 from fake_cuda.pool import MIB, Bench
 
 import rmm_managed_bridge as bridge
-from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge.frameworks import registry
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.behaviour("I1")]
 
@@ -30,7 +30,7 @@ class Framework:
 @pytest.fixture
 def library(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Framework:
     library = Framework(fake.stream())
-    monkeypatch.setattr(streams, "current_streams", lambda device: [lambda: library.current])
+    monkeypatch.setattr(registry, "current_streams", lambda device: [lambda: library.current])
     return library
 
 

@@ -68,7 +68,7 @@ MUTANTS = {
         "point.event == nullptr || !point.event->done.load(std::memory_order_acquire)",
         "false",
     ),
-    "a borrowed lane counts as finished": Mutant("pool/wait.cpp", "const bool over = ", "const bool over = true || "),
+    "a borrowed lane counts as finished": Mutant("pool/wait.cpp", "const bool over =", "const bool over = true ||"),
     "a lane is closed without an event": Mutant("pool/trim.cpp", "held = lane.held();", "held = false;"),
     "a view does not wait": Mutant(
         "pool/synchronize.cpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
@@ -103,7 +103,7 @@ MUTANTS = {
     ),
     "a held stream is asked for its id": Mutant(
         "pool/stream_lookup.hpp",
-        "if (recall(handle, out)) [[likely]] return Refusal::none;\n  if (!find_held(handle, out)) out =",
+        "if (recall(handle, out)) [[likely]]\n    return Refusal::none;\n  if (!find_held(handle, out)) out =",
         "out =",
     ),
     "a sign counts for what came after it": Mutant(
@@ -114,14 +114,18 @@ MUTANTS = {
     ),
     "per-thread streams are one": Mutant("driver/events.cpp", "id_of(stream.handle) != stream.key", "false"),
     "a captured per-thread stream is asked for its id": Mutant(
-        "driver/events.cpp", f"if ({NOT_CAPTURING}) return Recorded::capturing;\n    if (id_of", "if (id_of"
+        "driver/events.cpp",
+        f"if ({NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
+        f"if (!stream.per_thread() && {NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
     ),
     "captured events are kept": Mutant("driver/events.cpp", f"!stream.legacy() && {NOT_CAPTURING}", "false"),
     "a per-thread stream is looked at in the current context": Mutant(
         "pool/stream_lookup.cpp", "const DriverScope scope(driver_, events_->context());", ""
     ),
     "an event on a barred legacy stream": Mutant(
-        "driver/events.cpp", f"if (stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;", ""
+        "driver/events.cpp",
+        f"if ({NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
+        f"if (!stream.legacy() && {NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
     ),
     "a wait on a barred legacy stream": Mutant(
         "driver/events.cpp", f"if (stream.legacy() && {NOT_CAPTURING}) return false;", ""
@@ -143,11 +147,13 @@ MUTANTS = {
     ),
     "blocks are freed twice": Mutant(
         "pool/tracked_pool.hpp",
-        "if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(",
-        "if (false) return refuse_free(",
+        "if ((flags & Block::kLive) == 0) [[unlikely]]\n      return refuse_free(",
+        "if (false)\n      return refuse_free(",
     ),
     "advice outlives its block": Mutant(
-        "pool/tracked_pool.hpp", "if ((flags & Block::kHinted) != 0) [[unlikely]] pool->end_hints(found.start);", ""
+        "pool/tracked_pool.hpp",
+        "if ((flags & Block::kHinted) != 0) [[unlikely]]\n      pool->end_hints(found.start);",
+        "",
     ),
     "a resized block takes its advice along": Mutant(
         "pool/resize.cpp",
@@ -165,7 +171,7 @@ MUTANTS = {
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),
     "a forked child frees": Mutant(
-        "pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]] return Freed::ignored;", ""
+        "pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]]\n      return Freed::ignored;", ""
     ),
 }
 

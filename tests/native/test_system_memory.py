@@ -31,7 +31,7 @@ class Resource:
     def __init__(self, upstream: Any, *, device: int, track: str, **settings: Any) -> None:
         del settings
         assert isinstance(upstream, SystemMemory)
-        self.heap = native_pool.host_pool(ordered=True, device=device, kind="system", track=track)
+        self.pool = native_pool.host_pool(ordered=True, device=device, kind="system", track=track)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_numpy_goes_to_system_memory_for_a_block_beside_another_pool(bench: Benc
             with bridge.numpy_allocator("managed"):
                 assert kind_of_new() == ("managed", 0)
         stream, ptr = later.owned(), array.ctypes.data
-        system.adopt(stream.handle, later.owners[stream])
+        system.hold(stream.handle, later.owners[stream])
         assert later.blocks.order(ptr, stream.handle)
         writer = bench.fake.enqueue(stream)
         del array

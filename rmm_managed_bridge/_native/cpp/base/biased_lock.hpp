@@ -51,7 +51,8 @@ class BiasedLock {
     if (entitled_.load(std::memory_order_relaxed) == self) [[likely]] {
       inside_.store(true, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);  // the processor's half of the fence is `Fence::everywhere`
-      if (entitled_.load(std::memory_order_relaxed) == self) [[likely]] return true;
+      if (entitled_.load(std::memory_order_relaxed) == self) [[likely]]
+        return true;
       leave();
     }
     enter_slowly(self);
@@ -84,7 +85,7 @@ class BiasedLock {
     if (owner != 0 && owner != self) {
       keep_out(self);
     } else if (++turns_ == patience_ && Fence::available()) {
-      inside_.store(false, std::memory_order_relaxed);  // what a fork may have kept of a thread at this address
+      inside_.store(false, std::memory_order_relaxed);   // what a fork may have kept of a thread at this address
       entitled_.store(self, std::memory_order_relaxed);  // from the next turn on
     }
   }

@@ -16,7 +16,8 @@ namespace rmm_bridge {
 class SpinLock {
  public:
   [[gnu::always_inline]] void lock() noexcept {
-    if (taken_.exchange(true, std::memory_order_acquire)) [[unlikely]] wait();
+    if (taken_.exchange(true, std::memory_order_acquire)) [[unlikely]]
+      wait();
   }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 

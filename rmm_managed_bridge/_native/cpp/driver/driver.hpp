@@ -13,31 +13,31 @@ namespace rmm_bridge {
 // Name in the table, declaration in cuda.h (whose macros map some names to their newest version), exported symbol.
 // The symbols are the ones without "_ptsz": for those, stream 0 is the legacy stream, whatever the caller was built with.
 // Advice and prefetch are those that take a location, as cuda.h declares them. Both came with CUDA 12.2.
-#define BRIDGE_DRIVER_FUNCTIONS(X)                                             \
-  X(init, cuInit, "cuInit")                                                    \
-  X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                        \
-  X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")            \
-  X(device_memory, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                    \
-  X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")      \
-  X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")   \
-  X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                         \
-  X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                            \
-  X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                     \
-  X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                              \
+#define BRIDGE_DRIVER_FUNCTIONS(X)                                                                 \
+  X(init, cuInit, "cuInit")                                                                        \
+  X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                            \
+  X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                                \
+  X(device_memory, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                                        \
+  X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                          \
+  X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")                       \
+  X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                             \
+  X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                                \
+  X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                                         \
+  X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                                                  \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
-  X(stream_create, cuStreamCreate, "cuStreamCreate")                           \
-  X(stream_id, cuStreamGetId, "cuStreamGetId")                                 \
-  X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")           \
-  X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                 \
-  X(event_create, cuEventCreate, "cuEventCreate")                              \
-  X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                        \
-  X(event_record, cuEventRecord, "cuEventRecord")                              \
-  X(event_query, cuEventQuery, "cuEventQuery")                                 \
-  X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")               \
-  X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                 \
-  X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                 \
-  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")         \
-  X(mem_pool_access, cuMemPoolGetAccess, "cuMemPoolGetAccess")                 \
+  X(stream_create, cuStreamCreate, "cuStreamCreate")                                               \
+  X(stream_id, cuStreamGetId, "cuStreamGetId")                                                     \
+  X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")                               \
+  X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                                     \
+  X(event_create, cuEventCreate, "cuEventCreate")                                                  \
+  X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                                            \
+  X(event_record, cuEventRecord, "cuEventRecord")                                                  \
+  X(event_query, cuEventQuery, "cuEventQuery")                                                     \
+  X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")                                   \
+  X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                                     \
+  X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                                     \
+  X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")                             \
+  X(mem_pool_access, cuMemPoolGetAccess, "cuMemPoolGetAccess")                                     \
   X(error_name, cuGetErrorName, "cuGetErrorName")
 
 struct Driver {
@@ -45,9 +45,9 @@ struct Driver {
   BRIDGE_DRIVER_FUNCTIONS(BRIDGE_DECLARE)
 #undef BRIDGE_DECLARE
 
-  bool loaded = false;     // every function was found and cuInit succeeded
+  bool loaded = false;  // every function was found and cuInit succeeded
   int devices = 0;
-  std::string why_not;     // for people, where `loaded` is false or `devices` is 0
+  std::string why_not;  // for people, where `loaded` is false or `devices` is 0
 
   // Loads `library`; may be called again after a failure. Makes no context.
   void load(const char* library) {
@@ -57,11 +57,11 @@ struct Driver {
       why_not = std::string("no CUDA driver: ") + library + " cannot be loaded";
       return;
     }
-#define BRIDGE_LOOK_UP(name, declaration, symbol)                                           \
-  name = reinterpret_cast<decltype(name)>(dlsym(handle, symbol));                           \
-  if (name == nullptr) {                                                                    \
-    why_not = std::string("the CUDA driver is too old: it has no ") + symbol;               \
-    return;                                                                                 \
+#define BRIDGE_LOOK_UP(name, declaration, symbol)                             \
+  name = reinterpret_cast<decltype(name)>(dlsym(handle, symbol));             \
+  if (name == nullptr) {                                                      \
+    why_not = std::string("the CUDA driver is too old: it has no ") + symbol; \
+    return;                                                                   \
   }
     BRIDGE_DRIVER_FUNCTIONS(BRIDGE_LOOK_UP)
 #undef BRIDGE_LOOK_UP

@@ -128,7 +128,7 @@ class Origin {
 
   const Process* process;
   CallSites sites;
-  bool tags_used = false;  // set for ever by the first tag: asking a context for what it has not is 100 ns
+  bool tags_used = false;            // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
 
   static bool holds_gil() noexcept { return thread_with_gil() != nullptr; }

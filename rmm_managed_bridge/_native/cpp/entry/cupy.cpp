@@ -58,8 +58,13 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
   Refusal refusal = Refusal::out_of_memory;
   void* ptr = nullptr;
   if (pool != nullptr) {
-    const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false, .may_collect = true,
-                          .stream = stream, .who = state.origin->capture(state.framework, pool->track())};
+    const Request request{.bytes = bytes,
+                          .alignment = kGpuUnit,
+                          .side = Side::gpu,
+                          .host_ordered = false,
+                          .may_collect = true,
+                          .stream = stream,
+                          .who = state.origin->capture(state.framework, pool->track())};
     bool held = true;
     ptr = pool->allocate_in_place(request, refusal, nullptr, &held);
     if (!held) {
@@ -76,8 +81,8 @@ void* bridge_cupy_malloc(void* param, std::size_t bytes, int device) {
     }
   }
   if (refusal != Refusal::none || (ptr == nullptr && bytes != 0)) {
-    check(PyObject_CallFunction(state.refuse, "Kini", reinterpret_cast<unsigned long long>(stream),
-                                static_cast<int>(refusal), static_cast<Py_ssize_t>(bytes), device));
+    check(PyObject_CallFunction(state.refuse, "Kini", reinterpret_cast<unsigned long long>(stream), static_cast<int>(refusal),
+                                static_cast<Py_ssize_t>(bytes), device));
     PyErr_SetString(PyExc_MemoryError, "rmm_managed_bridge: out of memory");
     python_error();
   }

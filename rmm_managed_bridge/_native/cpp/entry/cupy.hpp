@@ -15,7 +15,7 @@ struct CupyState {
   DevicePools pools{};
   // CuPy's own, private C function, if it has the signature that we know; then no Python runs for a stream we hold.
   std::intptr_t (*current_stream)() = nullptr;
-  PyObject* ask_stream = nullptr;  // ask_stream(device) -> handle, where the function above is null
+  PyObject* ask_stream = nullptr;   // ask_stream(device) -> handle, where the function above is null
   PyObject* hold_stream = nullptr;  // hold_stream(handle, device): a stream seen for the first time
   PyObject* refuse = nullptr;       // refuse(handle, refusal, bytes, device) raises
   PyObject* hint = nullptr;         // hint(ptr, bytes, handle): a new block that a hint policy may want placed

@@ -50,8 +50,7 @@ void after_fork_in_child() {
 
 bool call_soon(int (*call)(void*), void* argument) noexcept { return Py_AddPendingCall(call, argument) == 0; }
 
-void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
-                         bool (*relieve_python)(std::size_t, int, bool)) {
+void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(), bool (*relieve_python)(std::size_t, int, bool)) {
   connected = process;
   call_closed = closed;
   call_warnings = warnings;

@@ -30,9 +30,7 @@ struct PlainMemory {
   void* (*calloc)(void*, std::size_t, std::size_t) = [](void*, std::size_t count, std::size_t each) {
     return std::calloc(count, each);
   };
-  void* (*realloc)(void*, void*, std::size_t) = [](void*, void* ptr, std::size_t bytes) {
-    return std::realloc(ptr, bytes);
-  };
+  void* (*realloc)(void*, void*, std::size_t) = [](void*, void* ptr, std::size_t bytes) { return std::realloc(ptr, bytes); };
   void (*free)(void*, void*, std::size_t) = [](void*, void* ptr, std::size_t) { std::free(ptr); };
   bool numpys_own = false;
 

@@ -45,8 +45,8 @@ class RmmUpstream final : public Upstream {
       return nullptr;
     }
     // A pool that others use too may have given memory that their work still touches, and only made our stream wait.
-    if (driver_ != nullptr && (driver_->event_record(event_, stream_) != CUDA_SUCCESS ||
-                               driver_->event_synchronize(event_) != CUDA_SUCCESS)) {
+    if (driver_ != nullptr &&
+        (driver_->event_record(event_, stream_) != CUDA_SUCCESS || driver_->event_synchronize(event_) != CUDA_SUCCESS)) {
       return nullptr;  // the device is in an error state: the memory stays lost
     }
     return ptr;
@@ -76,7 +76,8 @@ class BridgeResource {
 
   void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) {
     void* ptr = take(stream.get(), false, bytes, alignment);
-    if (pool_->prefetches_new(bytes)) [[unlikely]] pool_->prefetch_new(ptr, bytes, stream.get());
+    if (pool_->prefetches_new(bytes)) [[unlikely]]
+      pool_->prefetch_new(ptr, bytes, stream.get());
     return ptr;
   }
 
@@ -103,8 +104,8 @@ class BridgeResource {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > kGranule) {
       throw std::invalid_argument("rmm_managed_bridge: an alignment is a power of two up to 262144");
     }
-    const Request request{.bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered,
-                          .stream = stream};
+    const Request request{
+        .bytes = bytes, .alignment = alignment, .side = Side::gpu, .host_ordered = host_ordered, .stream = stream};
     Refusal refusal;
     void* ptr = allocate_with_site(pool_, origin_, framework_, request, refusal);
     switch (refusal) {
@@ -133,14 +134,13 @@ class BridgeResource {
 static_assert(cuda::mr::resource_with<BridgeResource, cuda::mr::device_accessible>);
 
 inline TrackedPool* new_rmm_pool(Process* process, rmm::device_async_resource_ref upstream, bool ordered, int device,
-                          const PoolOptions& options, int kind, int track) {
+                                 const PoolOptions& options, int kind, int track) {
   CUcontext context = nullptr;
   const Driver* driver = ordered ? &process->driver : nullptr;
   if (ordered && driver->primary_retain(&context, device) != CUDA_SUCCESS) {
     throw std::runtime_error("the CUDA driver gives no context for device " + std::to_string(device));
   }
-  auto owned = std::make_unique<RmmUpstream>(
-      cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
+  auto owned = std::make_unique<RmmUpstream>(cuda::mr::any_resource<cuda::mr::device_accessible>(upstream), driver, context);
   return new_pool(process, std::move(owned), driver, context, options, device, kind, track);
 }
 

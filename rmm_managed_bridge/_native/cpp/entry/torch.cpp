@@ -46,9 +46,8 @@ std::string refusal_text(TrackedPool* pool, Refusal refusal, std::size_t bytes, 
   if (pool->retired() && numbers.reserved_bytes == 0) {
     return what + "this pool was closed by uninstall() or rmm.reinitialize(); call rmm_managed_bridge.install() again";
   }
-  return what + "out of memory; " + amount(pool->live_bytes()) + " live, " + amount(numbers.reserved_bytes) +
-         " reserved, " + amount(numbers.quarantined_bytes) +
-         " waiting for device work; rmm_managed_bridge.snapshot() says who holds them";
+  return what + "out of memory; " + amount(pool->live_bytes()) + " live, " + amount(numbers.reserved_bytes) + " reserved, " +
+         amount(numbers.quarantined_bytes) + " waiting for device work; rmm_managed_bridge.snapshot() says who holds them";
 }
 
 struct Seen {
@@ -59,8 +58,8 @@ struct Seen {
 int hold_seen(void* argument) {
   const std::unique_ptr<Seen> seen(static_cast<Seen*>(argument));
   TorchState& state = torch_state();
-  PyObject* done = PyObject_CallFunction(state.hold_stream, "Ki", reinterpret_cast<unsigned long long>(seen->stream),
-                                         seen->device);
+  PyObject* done =
+      PyObject_CallFunction(state.hold_stream, "Ki", reinterpret_cast<unsigned long long>(seen->stream), seen->device);
   if (done == nullptr) PyErr_WriteUnraisable(state.hold_stream);
   Py_XDECREF(done);
   state.holding.store(false);
@@ -84,13 +83,18 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
   TrackedPool* pool = device >= 0 && device < kDevices ? state.pools[device].load(std::memory_order_acquire) : nullptr;
   Refusal refusal = Refusal::out_of_memory;
   if (pool != nullptr) {
-    const Request request{.bytes = bytes, .alignment = kGpuUnit, .side = Side::gpu, .host_ordered = false,
-                          .stream = stream, .who = state.origin->capture(state.framework, pool->track())};
+    const Request request{.bytes = bytes,
+                          .alignment = kGpuUnit,
+                          .side = Side::gpu,
+                          .host_ordered = false,
+                          .stream = stream,
+                          .who = state.origin->capture(state.framework, pool->track())};
     bool held = true;
     void* ptr = pool->allocate_in_place(request, refusal, nullptr, &held);
     if (refusal == Refusal::none) {
       if (!held) hold_soon(state, stream, device);
-      if (pool->prefetches_new(bytes)) [[unlikely]] pool->prefetch_new(ptr, bytes, stream);
+      if (pool->prefetches_new(bytes)) [[unlikely]]
+        pool->prefetch_new(ptr, bytes, stream);
       return ptr;
     }
   } else if (bytes == 0) {
@@ -102,9 +106,7 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
 
 }  // namespace
 
-void* bridge_torch_malloc(std::size_t bytes, int device, CUstream stream) {
-  return torch_malloc(bytes, device, stream, true);
-}
+void* bridge_torch_malloc(std::size_t bytes, int device, CUstream stream) { return torch_malloc(bytes, device, stream, true); }
 
 void* bridge_torch_pool_malloc(std::size_t bytes, int device, CUstream stream) {
   return torch_malloc(bytes, device, stream, false);

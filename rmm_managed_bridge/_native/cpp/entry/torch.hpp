@@ -16,7 +16,8 @@ struct TorchState {
   Origin* origin = nullptr;
   std::uint8_t framework = 0;
   DevicePools pools{};
-  PyObject* hold_stream = nullptr;  // hold_stream(handle, device): a stream seen for the first time; called from the interpreter's main loop
+  PyObject* hold_stream =
+      nullptr;  // hold_stream(handle, device): a stream seen for the first time; called from the interpreter's main loop
   std::atomic<bool> holding{false};  // a call of it is on its way
 };
 

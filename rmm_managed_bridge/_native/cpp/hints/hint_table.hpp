@@ -22,9 +22,9 @@ struct Hinted {
   static constexpr std::int16_t kNowhere = -2;  // never asked
   static constexpr unsigned kCpuBit = 63;
 
-  std::uintptr_t low = 0, high = 0;  // the pages that were advised: one range over all advice of the block
-  std::uint64_t accessors = 0;       // devices by number, and the CPU as kCpuBit
-  std::uint8_t advice = 0;           // kReadMostly, kPreferred
+  std::uintptr_t low = 0, high = 0;   // the pages that were advised: one range over all advice of the block
+  std::uint64_t accessors = 0;        // devices by number, and the CPU as kCpuBit
+  std::uint8_t advice = 0;            // kReadMostly, kPreferred
   std::int16_t placement = kNowhere;  // device number, or -1 for the CPU
 
   bool advised() const noexcept { return advice != 0 || accessors != 0; }
@@ -33,7 +33,16 @@ struct Hinted {
 // Blocks that RMM and PyTorch make, perhaps without the GIL, so that no policy in Python can be asked about them: from which size
 // on what `install` was told has them prefetched, and what became of it.
 struct NewBlocks {
-  enum Outcome : std::uint8_t { done, host, not_managed, no_concurrent_access, capturing, larger_than_device, refused, kOutcomes };
+  enum Outcome : std::uint8_t {
+    done,
+    host,
+    not_managed,
+    no_concurrent_access,
+    capturing,
+    larger_than_device,
+    refused,
+    kOutcomes
+  };
 
   std::atomic<std::size_t> least_bytes{~std::size_t{0}};  // no block is that large: none is prefetched
   std::array<std::atomic<std::uint64_t>, kOutcomes> counts{};

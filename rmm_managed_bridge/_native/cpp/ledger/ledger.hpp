@@ -52,7 +52,8 @@ class Ledger {
     Account& account = touched(holder);
     account.opened_bytes += bytes;
     ++account.opened_count;
-    if (shard.count(account, bytes)) [[unlikely]] publish(shard, account, *holder.level);
+    if (shard.count(account, bytes)) [[unlikely]]
+      publish(shard, account, *holder.level);
     return (slot + 1) * kShards + mine;
   }
 
@@ -64,7 +65,8 @@ class Ledger {
     const std::uint32_t slot = id / kShards - 1;
     const Locked lock(shard.lock);
     Entry& stored = shard.at(slot);
-    if (stored.ptr != ptr) [[unlikely]] return;
+    if (stored.ptr != ptr) [[unlikely]]
+      return;
     Holder& holder = shard.holder(stored.holder / kShards);
     note_peaks(shard, holder);
     look(std::as_const(stored), std::as_const(holder.key));
@@ -75,7 +77,8 @@ class Ledger {
     Account& account = touched(holder);
     account.closed_bytes += bytes;
     ++account.closed_count;
-    if (shard.count(account, -bytes)) [[unlikely]] publish(shard, account, *holder.level);
+    if (shard.count(account, -bytes)) [[unlikely]]
+      publish(shard, account, *holder.level);
   }
 
   // Calls `action` while the live block at `ptr` cannot end; false if it has. Under the shard's lock.
@@ -242,7 +245,8 @@ class Ledger {
     const std::int64_t quiet = all_.below_peak(shard.unpublished_bytes) |
                                holder.level->below_peak(holder.account.unpublished_bytes) |
                                -std::int64_t{scope_count_.load(std::memory_order_relaxed)};
-    if (quiet < 0) [[unlikely]] raise_peaks(shard, holder);
+    if (quiet < 0) [[unlikely]]
+      raise_peaks(shard, holder);
   }
 
   [[gnu::noinline]] void raise_peaks(const Shard& shard, const Holder& holder) noexcept {

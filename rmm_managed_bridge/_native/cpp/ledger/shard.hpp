@@ -88,9 +88,12 @@ struct Account {
   Usage usage(bool unchanged_since_peak) const noexcept {
     Account now = *this;
     if (unchanged_since_peak) now.save_at_peak();
-    return {.current_bytes = opened_bytes - closed_bytes, .current_count = opened_count - closed_count,
-            .total_bytes = opened_bytes, .total_count = opened_count,
-            .at_peak_bytes = now.at_peak_bytes, .at_peak_count = now.at_peak_count};
+    return {.current_bytes = opened_bytes - closed_bytes,
+            .current_count = opened_count - closed_count,
+            .total_bytes = opened_bytes,
+            .total_count = opened_count,
+            .at_peak_bytes = now.at_peak_bytes,
+            .at_peak_count = now.at_peak_count};
   }
 };
 
@@ -111,25 +114,27 @@ struct alignas(64) Shard {
 
   BiasedLock lock;
   std::vector<std::unique_ptr<Entry[]>> chunks;  // never moved or freed: an id stays readable
-  std::uint64_t free_head = 0;  // slot + 1 of the first free entry, linked through `bytes`
+  std::uint64_t free_head = 0;                   // slot + 1 of the first free entry, linked through `bytes`
   std::uint64_t next_serial = 0;
   std::uint64_t last_serial = 0;
   std::int64_t unpublished_bytes = 0;  // of its entries, what the ledger's level has not seen
-  Holder* newest = nullptr;  // of the last entry: a program allocates at one place again and again
+  Holder* newest = nullptr;            // of the last entry: a program allocates at one place again and again
   std::uint32_t used = 0;
   std::deque<Holder> holders;
   std::vector<std::uint32_t> table;  // open addressing: holder index + 1
 
   // A program frees what it has just allocated, again and again.
   Holder& holder(std::uint32_t index) {
-    if (newest->index == index) [[likely]] return *newest;
+    if (newest->index == index) [[likely]]
+      return *newest;
     return holders[index];
   }
 
   Entry& at(std::uint32_t slot) { return chunks[slot / kChunk][slot % kChunk]; }
 
   [[gnu::always_inline]] std::uint32_t take_slot() {
-    if (free_head == 0) [[unlikely]] return new_slot();
+    if (free_head == 0) [[unlikely]]
+      return new_slot();
     const auto slot = static_cast<std::uint32_t>(free_head - 1);
     free_head = at(slot).bytes;
     return slot;
@@ -180,7 +185,7 @@ struct alignas(64) Shard {
   // Where `key` is, or would go.
   std::size_t probe(const HolderKey& key) const {
     const std::size_t mask = table.size() - 1;
-    std::size_t slot = HolderKey::Hash{}(key) & mask;
+    std::size_t slot = HolderKey::Hash{}(key)&mask;
     while (table[slot] != 0 && holders[table[slot] - 1].key != key) slot = (slot + 1) & mask;
     return slot;
   }

@@ -74,9 +74,7 @@ class AdvisedPages {
  private:
   enum class State : std::uint8_t { plain, advised, unknown };
 
-  static std::uintptr_t number(const char* address) noexcept {
-    return reinterpret_cast<std::uintptr_t>(address) / kHugePage;
-  }
+  static std::uintptr_t number(const char* address) noexcept { return reinterpret_cast<std::uintptr_t>(address) / kHugePage; }
 
   // From the first to the last page in [low, high) that is not so already.
   Advice set(std::uintptr_t low, std::uintptr_t high, State state, HugepageAdvice& process) noexcept {

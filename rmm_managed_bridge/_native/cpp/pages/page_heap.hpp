@@ -96,15 +96,13 @@ class PageHeap {
   struct Key {
     std::size_t bytes;
     Span* span;
-    bool operator<(const Key& other) const noexcept {
-      return bytes != other.bytes ? bytes < other.bytes : span < other.span;
-    }
+    bool operator<(const Key& other) const noexcept { return bytes != other.bytes ? bytes < other.bytes : span < other.span; }
   };
 
   Span* neighbour(const Span* span, const char* address) const noexcept {
     Span* other = pages_.find(address);
-    const bool joins = other != nullptr && other->pool == span->pool && other->chunk == span->chunk &&
-                       other->state.load() == Span::State::free;
+    const bool joins =
+        other != nullptr && other->pool == span->pool && other->chunk == span->chunk && other->state.load() == Span::State::free;
     return joins ? other : nullptr;
   }
 

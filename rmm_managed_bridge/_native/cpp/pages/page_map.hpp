@@ -64,8 +64,7 @@ class PageMap {
   void set(const void* base, std::size_t bytes, Span* span) noexcept {
     const auto first = reinterpret_cast<std::uintptr_t>(base) >> kGranuleBits;
     for (std::uintptr_t number = first; number < first + (bytes >> kGranuleBits); ++number) {
-      root_[number >> kLevelBits].load(std::memory_order_relaxed)->spans[number & kMask].store(
-          span, std::memory_order_release);
+      root_[number >> kLevelBits].load(std::memory_order_relaxed)->spans[number & kMask].store(span, std::memory_order_release);
     }
   }
 

@@ -29,9 +29,9 @@ struct Chunk {  // one piece from upstream
 
 struct Block {
   static constexpr std::uint8_t kLive = 1;
-  static constexpr std::uint8_t kShown = 2;    // was shown to a device beyond its lane: see Pool::record_stream
-  static constexpr std::uint8_t kHinted = 4;   // has an entry in Process::hints, which ends with the block
-  std::atomic<std::uint32_t> entry{0};         // in the ledger; 0 without tracking
+  static constexpr std::uint8_t kShown = 2;   // was shown to a device beyond its lane: see Pool::record_stream
+  static constexpr std::uint8_t kHinted = 4;  // has an entry in Process::hints, which ends with the block
+  std::atomic<std::uint32_t> entry{0};        // in the ledger; 0 without tracking
   std::atomic<std::uint16_t> lane{0};
   std::atomic<std::uint8_t> flags{0};
   char* start = nullptr;  // where it lies; the slab that first hands it out writes it, whoever has it in a bin reads it
@@ -50,8 +50,8 @@ struct Span {
   std::uint32_t class_index = 0;
   std::uint32_t block_count = 0;
   std::uint32_t carved_count = 0;  // blocks from here on were never handed out
-  std::uint32_t idle_count = 0;   // scratch of SlabStore::give_idle
-  Span* next_idle = nullptr;      // likewise
+  std::uint32_t idle_count = 0;    // scratch of SlabStore::give_idle
+  Span* next_idle = nullptr;       // likewise
   std::atomic<Block*> blocks{nullptr};
   std::uint32_t block_capacity = 0;
   std::uint64_t blocks_per_byte = 0;  // as a fixed-point number: see index_of

@@ -45,11 +45,10 @@ Refusal synchronize_block(Process* process, const void* ptr) {
   return static_cast<TrackedPool*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
 }
 
-Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
-                        const Provenance& who) {
+Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream, const Provenance& who) {
   if (ptr == nullptr) return Freed::done;
-  return TrackedPool::deallocate_in_place(*process, TrackedPool::find(*process, ptr), ptr, stated,
-                                          has_stream ? &stream : nullptr, who);
+  return TrackedPool::deallocate_in_place(*process, TrackedPool::find(*process, ptr), ptr, stated, has_stream ? &stream : nullptr,
+                                          who);
 }
 
 bool pointer_attribute(Process* process, std::uintptr_t ptr, int which, int device, std::uint64_t& value) {

@@ -14,8 +14,7 @@ TrackedPool* pool_of(Process* process, const void* ptr);
 int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it = false);
 bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal);
 Refusal synchronize_block(Process* process, const void* ptr);
-Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream,
-                        const Provenance& who);
+Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream, const Provenance& who);
 
 // What the driver says of an address, as `device` sees it (-1: any); false if it knows nothing of it. Makes no context:
 // a device without one can have been given access to nothing. Harmless during captures, and touches no data.

@@ -19,9 +19,11 @@ inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
   Block* block;
   {
     const Locked lock(front.lock);
-    if (front.key.load(std::memory_order_relaxed) != stream.key) [[unlikely]] return nullptr;
+    if (front.key.load(std::memory_order_relaxed) != stream.key) [[unlikely]]
+      return nullptr;
     BlockStack& bin = front.bins[size.index];
-    if (bin.empty()) [[unlikely]] return nullptr;
+    if (bin.empty()) [[unlikely]]
+      return nullptr;
     block = bin.pop();
     front.free_bytes -= size.bytes;
     front.asked_delta += static_cast<std::ptrdiff_t>(asked_bytes);

@@ -77,7 +77,7 @@ void TrackedPool::end_hints(void* ptr) noexcept {
 }
 
 bool note_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high, std::uint8_t advice,
-                        std::uint64_t accessors) {
+                 std::uint64_t accessors) {
   return note_hint(*process, ptr, [&](std::uintptr_t start) { process->hints.advise(start, low, high, advice, accessors); });
 }
 
@@ -85,8 +85,8 @@ bool note_placement(Process* process, const void* ptr, std::int16_t placement) {
   return note_hint(*process, ptr, [&](std::uintptr_t start) { process->hints.place(start, placement); });
 }
 
-void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high,
-                             std::uint8_t advice, std::uint64_t accessors) {
+void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high, std::uint8_t advice,
+                      std::uint64_t accessors) {
   const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr) return;
   process->hints.take_back(reinterpret_cast<std::uintptr_t>(found.start), low, high, advice, accessors);

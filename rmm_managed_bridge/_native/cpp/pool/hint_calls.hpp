@@ -6,10 +6,10 @@
 namespace rmm_bridge {
 
 bool note_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high, std::uint8_t advice,
-                        std::uint64_t accessors);
+                 std::uint64_t accessors);
 bool note_placement(Process* process, const void* ptr, std::int16_t placement);
-void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high,
-                             std::uint8_t advice, std::uint64_t accessors);
+void take_back_advice(Process* process, const void* ptr, std::uintptr_t low, std::uintptr_t high, std::uint8_t advice,
+                      std::uint64_t accessors);
 Hinted hints_of(Process* process, const void* ptr);
 // How many live blocks other than the one at `ptr` have bytes in [low, high), which are whole pages around bytes of that
 // block. Spans are whole granules, which are whole pages, so only blocks of the same slab can.

@@ -13,8 +13,8 @@ namespace rmm_bridge {
 enum class Refusal : int {
   none,
   out_of_memory,
-  capturing,  // the stream is being captured: managed memory cannot be had on it now
-  bad_stream,  // the driver does not know the stream, or a call on it failed
+  capturing,      // the stream is being captured: managed memory cannot be had on it now
+  bad_stream,     // the driver does not know the stream, or a call on it failed
   over_budget,    // the tag's limit would be passed
   unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
 };
@@ -36,7 +36,7 @@ struct PoolOptions {
   std::chrono::milliseconds patience{1000};        // that while
   // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
   bool cautious = true;
-  bool debug = false;         // see debug.cpp
+  bool debug = false;        // see debug.cpp
   bool hugepages = false;    // large CPU blocks are advised to use huge pages
   bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
 };

@@ -37,8 +37,7 @@ struct RememberedLane;
 class Pool : public ForkLocks {
  public:
   // `driver` is null for memory that no device touches.
-  Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
-       const PoolOptions& options)
+  Pool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context, const PoolOptions& options)
       : process_(process),
         upstream_(std::move(upstream)),
         chunk_bytes_(upstream_->chunk_bytes()),
@@ -151,7 +150,9 @@ class Pool : public ForkLocks {
   std::vector<Held> owners() {
     std::vector<Held> held;
     std::scoped_lock lock(lock_);
-    lanes_.for_each_stream([&](Lane& lane) { if (lane.owner != nullptr) held.push_back({lane.index, lane.owner}); });
+    lanes_.for_each_stream([&](Lane& lane) {
+      if (lane.owner != nullptr) held.push_back({lane.index, lane.owner});
+    });
     return held;
   }
 
@@ -263,8 +264,10 @@ class Pool : public ForkLocks {
   }
 
   SizeClass class_of(std::size_t bytes, std::size_t alignment, Side side) const noexcept {
-    if (options_.debug) [[unlikely]] return {0, bytes};
-    if (alignment <= unit_of(side)) [[likely]] return size_class(bytes, unit_of(side));
+    if (options_.debug) [[unlikely]]
+      return {0, bytes};
+    if (alignment <= unit_of(side)) [[likely]]
+      return size_class(bytes, unit_of(side));
     return aligned_class(bytes, alignment, unit_of(side));
   }
 
@@ -361,11 +364,11 @@ class Pool : public ForkLocks {
   std::size_t reserved_bytes_ = 0;
   std::size_t used_bytes_ = 0;   // of live blocks
   std::size_t asked_bytes_ = 0;  // of what was asked for in them
-  std::size_t lost_bytes_ = 0;  // of blocks that there was no memory to put anywhere: see deallocate_slowly
+  std::size_t lost_bytes_ = 0;   // of blocks that there was no memory to put anywhere: see deallocate_slowly
   std::size_t live_count_ = 0;
-  EventRef gave_up_on_;  // what the last wait at the quarantine's limit was for, in vain
+  EventRef gave_up_on_;                 // what the last wait at the quarantine's limit was for, in vain
   std::atomic<int> deferred_shift_{0};  // how large the next deferred batch grows: see flush_deferred
-  std::vector<Span*> settled_;       // debug mode: blocks that nothing touches any more, to be checked and given back
+  std::vector<Span*> settled_;          // debug mode: blocks that nothing touches any more, to be checked and given back
   std::vector<Span*> unused_debug_;
   std::vector<std::unique_ptr<Block[]>> debug_tables_;
   std::int64_t looked_ns_ = 0;

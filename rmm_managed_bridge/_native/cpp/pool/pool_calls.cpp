@@ -5,13 +5,12 @@ namespace rmm_bridge {
 Process* new_process() { return new Process(); }
 
 TrackedPool* new_pool(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
-               const PoolOptions& options, int device, int kind, int track) {
+                      const PoolOptions& options, int device, int kind, int track) {
   return new TrackedPool(*process, std::move(upstream), driver, context, options, device, static_cast<std::uint8_t>(kind),
-                  static_cast<Track>(track));
+                         static_cast<Track>(track));
 }
 
-TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kind, int track, int device,
-                           bool ordered) {
+TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kind, int track, int device, bool ordered) {
   CUcontext context = nullptr;
   if (ordered && process->driver.primary_retain(&context, device) != CUDA_SUCCESS) throw std::bad_alloc();
   std::unique_ptr<Upstream> upstream;
@@ -25,8 +24,8 @@ TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kin
 
 bool holds_stream(TrackedPool* pool, CUstream stream) {
   KnownStream ref;
-  return pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() ||
-         ref.handle == CU_STREAM_PER_THREAD || pool->holds(ref);
+  return pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() || ref.handle == CU_STREAM_PER_THREAD ||
+         pool->holds(ref);
 }
 
 bool hold_stream(TrackedPool* pool, CUstream stream, void* owner) {

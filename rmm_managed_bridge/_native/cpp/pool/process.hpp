@@ -119,9 +119,7 @@ struct Process {
   bool running() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting)) == 0; }
   bool forked() const noexcept { return (state_.load() & kForked) != 0; }    // also at its exit
   bool exiting() const noexcept { return (state_.load() & kExiting) != 0; }  // also if it was forked
-  Phase phase() const noexcept {
-    return exiting() ? Phase::exiting : forked() ? Phase::forked : Phase::running;
-  }
+  Phase phase() const noexcept { return exiting() ? Phase::exiting : forked() ? Phase::forked : Phase::running; }
   void enter(Phase phase) noexcept {
     if (phase != Phase::running) state_.fetch_or(phase == Phase::exiting ? kExiting : kForked);
   }

@@ -6,7 +6,8 @@ namespace rmm_bridge {
 // The same, also if it does not; false if nobody holds a stream that has the handle.
 bool Pool::find_held(CUstream handle, KnownStream& out) const noexcept {
   std::scoped_lock lock(lock_);
-  if (recall(handle, out)) return true;  // here: another thread may close the lane's front for a moment, and does so under the lock
+  if (recall(handle, out))
+    return true;  // here: another thread may close the lane's front for a moment, and does so under the lock
   Lane* const lane = lanes_.find_held(handle);
   if (lane == nullptr) return false;
   remember(*lane);

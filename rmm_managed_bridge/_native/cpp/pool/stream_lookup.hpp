@@ -35,7 +35,8 @@ inline void remember(Lane& lane) noexcept {
   const RememberedLane& seen = remembered(handle, &lanes_);
   const bool good = seen.lane != nullptr && seen.handle == handle && seen.lane->home == &lanes_ &&
                     seen.lane->front.key.load(std::memory_order_acquire) == seen.key;
-  if (good) [[likely]] out = {{seen.key, handle}, seen.lane};
+  if (good) [[likely]]
+    out = {{seen.key, handle}, seen.lane};
   return good;
 }
 
@@ -48,9 +49,11 @@ inline Refusal Pool::resolve(CUstream handle, KnownStream& out) const noexcept {
     recall(nullptr, out);  // for its lane
     return Refusal::none;
   }
-  if (handle == CU_STREAM_PER_THREAD) [[unlikely]] return resolve_per_thread(out);
+  if (handle == CU_STREAM_PER_THREAD) [[unlikely]]
+    return resolve_per_thread(out);
   if (events_->capture_status(handle) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
-  if (recall(handle, out)) [[likely]] return Refusal::none;
+  if (recall(handle, out)) [[likely]]
+    return Refusal::none;
   if (!find_held(handle, out)) out = {{events_->id_of(handle), handle}};
   return out.key == 0 ? Refusal::bad_stream : Refusal::none;
 }

@@ -8,7 +8,7 @@ void* TrackedPool::allocate(const Request& request, Refusal& refusal, bool* zero
 }
 
 Freed TrackedPool::deallocate(Process& process, void* ptr, std::uint64_t stated_bytes, const CUstream* stream,
-                       const Provenance& who) noexcept {
+                              const Provenance& who) noexcept {
   return ptr == nullptr ? Freed::done : deallocate_in_place(process, find(process, ptr), ptr, stated_bytes, stream, who);
 }
 
@@ -48,7 +48,8 @@ Refusal TrackedPool::take(const Request& request, const KnownStream& stream, Gra
   Refusal refusal = Pool::allocate(request.bytes, request.alignment, request.side, shown ? kHost : stream, grant);
   if (refusal == Refusal::none) [[likely]] {
     try {
-      if (shown) [[unlikely]] record_stream(grant.block, grant.ptr, stream);
+      if (shown) [[unlikely]]
+        record_stream(grant.block, grant.ptr, stream);
       if (track_ != Track::off) {
         Entry entry = entry_for(request, grant.ptr);
         const HolderKey key = key_for(request.who);

@@ -53,7 +53,7 @@ class TrackedPool : public Pool, public BackgroundTask {
   };
 
   TrackedPool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
-       const PoolOptions& options, int device, std::uint8_t kind, Track track)
+              const PoolOptions& options, int device, std::uint8_t kind, Track track)
       : Pool(process, std::move(upstream), driver, context, options),
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
@@ -78,7 +78,8 @@ class TrackedPool : public Pool, public BackgroundTask {
       if (!request.host_ordered) refusal = resolve(request.stream, stream);
       if (refusal == Refusal::none) [[likely]] {
         Block* block = take_front(size_class(request.bytes, unit), request.bytes, request.side, stream);
-        if (block != nullptr && (track_ == Track::off || recorded(block, request, stream))) [[likely]] return block->start;
+        if (block != nullptr && (track_ == Track::off || recorded(block, request, stream))) [[likely]]
+          return block->start;
       }
     }
     return allocate_slowly(request, stream, refusal, zeroed, held);
@@ -112,7 +113,8 @@ class TrackedPool : public Pool, public BackgroundTask {
   [[gnu::always_inline]] static Freed deallocate_in_place(Process& process, const Found& found, void* ptr,
                                                           std::uint64_t stated_bytes, const CUstream* stream,
                                                           const Provenance& who) noexcept {
-    if (!process.running()) [[unlikely]] return Freed::ignored;
+    if (!process.running()) [[unlikely]]
+      return Freed::ignored;
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
     }
@@ -128,13 +130,16 @@ class TrackedPool : public Pool, public BackgroundTask {
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
-        if (!process.quiet(key.tag) || pool->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]] told = entry;
+        if (!process.quiet(key.tag) || pool->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]]
+          told = entry;
       });
-      if (told) [[unlikely]] pool->tell_end(*told, stated_bytes);
+      if (told) [[unlikely]]
+        pool->tell_end(*told, stated_bytes);
     } else {
       flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
-    if ((flags & Block::kLive) == 0) [[unlikely]] return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
+    if ((flags & Block::kLive) == 0) [[unlikely]]
+      return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
     end(found, bytes, flags, stream);
     return Freed::done;
   }
@@ -185,13 +190,16 @@ class TrackedPool : public Pool, public BackgroundTask {
   }
 
   // What is the same however a block's life ended: it was live until `flags` were taken from it, and the ledger has forgotten it.
-  [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::uint8_t flags, const CUstream* stream) noexcept {
+  [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::uint8_t flags,
+                                         const CUstream* stream) noexcept {
     auto* pool = static_cast<TrackedPool*>(found.span->pool);
-    if ((flags & Block::kHinted) != 0) [[unlikely]] pool->end_hints(found.start);
+    if ((flags & Block::kHinted) != 0) [[unlikely]]
+      pool->end_hints(found.start);
     KnownStream known;
     const StreamRef* given = stream != nullptr && pool->resolve_for_free(*stream, known) ? &known : nullptr;
     pool->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kShown) != 0, given);
-    if (pool->retired_.load(std::memory_order_acquire)) [[unlikely]] pool->close_soon(bytes);
+    if (pool->retired_.load(std::memory_order_acquire)) [[unlikely]]
+      pool->close_soon(bytes);
   }
 
   // Of a block that nobody has seen yet.

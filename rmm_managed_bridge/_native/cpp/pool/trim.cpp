@@ -7,9 +7,7 @@
 namespace rmm_bridge {
 
 // Of all that was freed and waits, or is lost.
-std::size_t Pool::quarantined_bytes() noexcept {
-  return quarantine_.bytes() + lanes_.at(kDeferredLane).free_bytes + lost_bytes_;
-}
+std::size_t Pool::quarantined_bytes() noexcept { return quarantine_.bytes() + lanes_.at(kDeferredLane).free_bytes + lost_bytes_; }
 
 std::size_t Pool::cached_bytes() noexcept {
   std::scoped_lock lock(lock_);

@@ -62,9 +62,8 @@ bool Pool::wait_a_while(const Want& want, Grant& out) {
 // the device does. And another one may have taken what this one made room for, or have added more than it took. So memory has
 // only run out if there is none once nobody has any in hand; a second is enough to wait for that. True if `want` could be served.
 bool Pool::after_others(const Want& want, Grant& out) {
-  return look_until_trimmed([&] {
-    return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out);
-  });
+  return look_until_trimmed(
+      [&] { return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out); });
 }
 
 bool Pool::poll() {
@@ -112,7 +111,8 @@ bool Pool::poll_once(bool& moved) {
   lanes_.for_each_stream([&](Lane& lane) {
     const bool changed = quarantine_.end_points(lane, [&](Block* block) { settle(block); });
     ended = ended || changed;
-    const bool over = std::all_of(lane.events.begin(), lane.events.end(), [](const EventRef& event) { return event->done.load(); });
+    const bool over =
+        std::all_of(lane.events.begin(), lane.events.end(), [](const EventRef& event) { return event->done.load(); });
     if (!lane.events.empty() && over) {
       moved = moved || lane.free_bytes != 0;
       for (auto& bin : lane.bins) {

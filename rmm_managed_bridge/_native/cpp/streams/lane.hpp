@@ -64,7 +64,7 @@ struct alignas(64) Front {
   std::atomic<std::uint64_t> key{kClosed};  // of the lane's stream, while that is held: frees need no event. Set under the lock
   // By size class; never freed, as lanes are not.
   BlockStack* bins = kNoBins.data();
-  bool filled = false;  // its bins are its own
+  bool filled = false;          // its bins are its own
   std::uint32_t bin_count = 0;  // those that ever held a block
   std::size_t free_bytes = 0;
   std::size_t known_free_bytes = 0;  // as the pool knows it: what is missing since is used, what is more is not

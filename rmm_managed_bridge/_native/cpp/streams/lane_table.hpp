@@ -23,9 +23,7 @@ class LaneTable {
   explicit LaneTable(bool fronts);
 
   // Needs no lock for the number of a lane that a live block names: lanes never move, and chunks of them are only added.
-  Lane& at(std::uint16_t index) noexcept {
-    return chunks_[index / kChunk].load(std::memory_order_acquire)[index % kChunk];
-  }
+  Lane& at(std::uint16_t index) noexcept { return chunks_[index / kChunk].load(std::memory_order_acquire)[index % kChunk]; }
   std::size_t size() const noexcept { return count_; }
 
   // Whether there is a stream whose work may touch what nobody told of: one that is held, or was let go with work unfinished.
