@@ -4,7 +4,7 @@ from rmm_managed_bridge.records import Allocation, CallSite, Event, History, Hol
 
 KINDS: Final[tuple[str, ...]]
 ACTIONS: Final[tuple[str, ...]]
-NOTICES: Final[tuple[str, ...]]
+WARNINGS: Final[tuple[str, ...]]
 NATIVE: Final[CallSite]
 
 def allocation_of(address: int) -> Allocation | None: ...
