@@ -192,19 +192,6 @@ INSIDE_CALLS = {
         "sign_all({waits.begin() + first, waits.end()}, later);\n  quarantine(",
         "sign_all({waits.begin() + first, waits.end()}, ~std::uint64_t{0});\n  quarantine(",
     ),
-    "an event that a look records counts for what was freed after it": Mutant(
-        "pool/wait.cpp", "sign_all(signs, later);", "sign_all(signs, ~std::uint64_t{0});"
-    ),
-    "a stream that is seen again counts for what was freed after it": Mutant(
-        "pool/stream_lookup.cpp",
-        "quarantine_.sign(lane, event, later)",
-        "quarantine_.sign(lane, event, ~std::uint64_t{0})",
-    ),
-    "a borrowed stream's event counts for what was freed after it": Mutant(
-        "pool/free.cpp",
-        "  quarantine_.sign(lane, event, later);\n  lane.events",
-        "  quarantine_.sign(lane, event, ~std::uint64_t{0});\n  lane.events",
-    ),
     "pins hold nothing": Mutant("pool/pool.hpp", "      ++lane.pins;\n", "      ++lane.pins, --lane.pins;\n"),
     "a stream is let go while a call uses it": Mutant(
         "pool/trim.cpp", "(lane.pins != 0 || lane.named_count", "(lane.named_count"
@@ -214,14 +201,12 @@ INSIDE_CALLS = {
         f"  if ({NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
         "  if (stream.per_thread()",
     ),
-    "an allocation does not pin its lane": Mutant("pool/allocate.cpp", "pins.add(lanes_.at(want.lane));", ""),
     "a free does not pin the borrowed lane": Mutant(
         "pool/free.cpp", "pins.add(lane);\n        borrowed = &lane;", "borrowed = &lane;"
     ),
     "a free does not pin the stated lane": Mutant(
         "pool/free.cpp", "pins.add(lane);\n      given", "if (lane.held()) pins.add(lane);\n      given"
     ),
-    "a thief does not pin the lane that it robs": Mutant("pool/synchronize.cpp", "    pins.add(*from);\n", ""),
     "a lane that is closed gives what was freed after its event": Mutant(
         "pool/trim.cpp",
         "if (retire != nullptr) close_front(lane);",
