@@ -201,6 +201,7 @@ INSIDE_CALLS = {
         f"  if ({NOT_CAPTURING}) return Recorded::capturing;\n  if (stream.per_thread()",
         "  if (stream.per_thread()",
     ),
+    "an allocation does not pin its lane": Mutant("pool/allocate.cpp", "pins.add(lanes_.at(want.lane));", ""),
     "a free does not pin the borrowed lane": Mutant(
         "pool/free.cpp", "pins.add(lane);\n        borrowed = &lane;", "borrowed = &lane;"
     ),
