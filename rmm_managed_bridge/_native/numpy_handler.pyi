@@ -1,5 +1,6 @@
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from typing_extensions import CapsuleType, disjoint_base
 
 from rmm_managed_bridge._native import pool as native_pool
@@ -26,4 +27,15 @@ class DefaultHandler(NumpyHandler):
 def default_handler() -> DefaultHandler: ...
 def take_refusal() -> tuple[int, Exception] | None: ...
 def current() -> CapsuleType: ...
+def describe(
+    x: np.ndarray[Any, Any],
+) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, np.dtype[Any], bool]: ...
+def array_over(
+    ptr: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    readonly: bool,
+    base: object,
+) -> np.ndarray[Any, Any]: ...
 def set_current(capsule: CapsuleType | None) -> CapsuleType: ...

@@ -2,7 +2,7 @@
 """NumPy's data-memory handler. See numpy.hpp and NEP 49."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetPointer
-from cpython.ref cimport PyObject
+from cpython.ref cimport Py_INCREF, PyObject, PyTypeObject
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uintptr_t
 from libc.stdlib cimport calloc
@@ -62,6 +62,8 @@ cdef extern from "numpy/arrayobject.h":
         uint8_t version
         PyDataMemAllocator allocator
 
+    object PyArray_NewFromDescr(PyTypeObject* type, cnp.dtype dtype, int ndim, const cnp.npy_intp* lengths,
+                                const cnp.npy_intp* steps, void* data, int flags, PyObject* like)
     object PyDataMem_GetHandler()
     PyObject* PyDataMem_DefaultHandler
 
@@ -207,3 +209,34 @@ cdef extern from *:
 def set_current(capsule):
     """Make a handler current in this context (None: NumPy's own) and return the one before."""
     return set_handler(capsule)
+
+
+def describe(cnp.ndarray x):
+    """Return (address of element 0, shape, strides, dtype, read-only) of an array; None for strides in C's order."""
+    return (
+        <uintptr_t>cnp.PyArray_DATA(x), (<object>x).shape, None if cnp.PyArray_IS_C_CONTIGUOUS(x) else (<object>x).strides,
+        x.descr, not cnp.PyArray_ISWRITEABLE(x),
+    )
+
+
+def array_over(uintptr_t ptr, tuple shape, tuple strides, cnp.dtype dtype, bint readonly, base):
+    """Return an array over memory that `base` keeps; None for strides in C's order. `shape` and `strides` are trusted."""
+    cdef cnp.npy_intp lengths[64]  # NPY_MAXDIMS of NumPy 2
+    cdef cnp.npy_intp steps[64]
+    cdef cnp.npy_intp* stepping = NULL
+    cdef int ndim = len(shape)
+    if ndim > 64:
+        raise ValueError(f"NumPy has arrays of up to 64 dimensions, not {ndim}")
+    if strides is not None:
+        stepping = steps
+    for i in range(ndim):
+        lengths[i] = shape[i]
+        if strides is not None:
+            steps[i] = strides[i]
+    Py_INCREF(dtype)  # which the call below takes
+    cdef cnp.ndarray array = PyArray_NewFromDescr(
+        <PyTypeObject*>cnp.ndarray, dtype, ndim, lengths, stepping, <void*>ptr,
+        0 if readonly else cnp.NPY_ARRAY_WRITEABLE, <PyObject*>NULL,
+    )
+    cnp.set_array_base(array, base)
+    return array

@@ -38,11 +38,11 @@ cdef extern from "entry/python_allocate.hpp" namespace "rmm_bridge" nogil:
 
 cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     CPool* pool_of(CProcess* process, const void* ptr)
+    bool holds_stream(CPool* pool, CUstream stream)
     Freed free_block(CProcess* process, void* ptr, uint64_t stated, bool has_stream, CUstream stream, const Provenance& who)
 
 
 cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
-    bool holds_stream(CPool* pool, CUstream stream)
     bool hold_stream(CPool* pool, CUstream stream, void* owner) except +
     vector[void*] owners(CPool* pool, vector[unsigned short]& lanes) except +
     void* retire_lane(CPool* pool, unsigned short lane, bool last) except +

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks import registry
 
 
 class Address(NamedTuple):
@@ -18,6 +19,17 @@ class Address(NamedTuple):
     typestr: str = ""
     descr: Any = None
     readonly: bool = False
+    dtype: "np.dtype[Any] | None" = None
+    """Where it is known. Else `typestr` and `descr` tell; if `typestr` is empty, only the address is known."""
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.typestr).itemsize if self.dtype is None else self.dtype.itemsize
+
+    @property
+    def bare(self) -> bool:
+        """True if nothing but the address is known."""
+        return self.dtype is None and self.typestr == ""
 
 
 def address_of(x: Any) -> Address:
@@ -28,6 +40,12 @@ def address_of(x: Any) -> Address:
     ViewError
         If `x` is neither an address nor anything that shows one.
     """
+    if type(x) is int:
+        return Address(x)
+    layout = registry.layout_of(x, registry.framework_of(x))
+    if layout is not None:
+        ptr, shape, strides, dtype, readonly = layout
+        return Address(ptr, shape, strides, "", None, readonly, dtype)
     if isinstance(x, (int, Integral)):  # `int` first: to ask for the other costs a microsecond
         return Address(int(x))
     for name in ("__cuda_array_interface__", "__array_interface__"):
@@ -62,7 +80,7 @@ def address_of(x: Any) -> Address:
 
 def extent_of(address: Address, itemsize: int | None = None) -> tuple[int, int]:
     """Return the lowest address of an array, and how many bytes it spans from there; 0 for no elements."""
-    size = np.dtype(address.typestr).itemsize if itemsize is None else itemsize
+    size = address.itemsize if itemsize is None else itemsize
     if 0 in address.shape:
         return address.ptr, 0
     if address.strides is None:
@@ -82,7 +100,7 @@ def is_dense(address: Address) -> bool:
     """Return True if every byte of the array's extent belongs to one of its elements."""
     if address.strides is None or 0 in address.shape:
         return True
-    size = np.dtype(address.typestr).itemsize
+    size = address.itemsize
     steps = sorted(
         (abs(stride), length) for length, stride in zip(address.shape, address.strides, strict=True) if length > 1
     )

@@ -1,19 +1,57 @@
 """How an array lies in memory, and whether it may be shared as it is."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from rmm_managed_bridge._native import blocks
-from rmm_managed_bridge.arrays.address import Address, extent_of
+from rmm_managed_bridge.arrays.address import Address, address_of, extent_of
 from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks import registry
 
 HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 
+class KnownArray:
+    """An array, and what is asked of it more than once: found once, carried through a view, its order and its hints."""
+
+    __slots__ = ("block", "dtype", "framework", "low", "ptr", "readonly", "shape", "size_bytes", "source", "strides")
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.framework = registry.framework_of(source)
+        layout = registry.layout_of(source, self.framework)
+        if layout is None:
+            self._ask_protocol(source)
+        else:
+            self.ptr, self.shape, self.strides, self.dtype, self.readonly = layout
+            if self.strides is None:
+                self.low, self.size_bytes = self.ptr, math.prod(self.shape, start=self.dtype.itemsize)
+            else:
+                self.low, self.size_bytes = extent_of(Address(self.ptr, self.shape, self.strides), self.dtype.itemsize)
+        self.block = blocks.find(self.low)
+
+    def _ask_protocol(self, source: Any) -> None:
+        address = address_of(source)
+        if registry.is_lazy(source):
+            raise ViewError(
+                f"the memory of this {type(source).__name__} holds its values before conjugation or negation; call "
+                "resolve_conj() and resolve_neg() first"
+            )
+        self.ptr = address.ptr
+        self.shape = address.shape
+        self.strides = address.strides
+        self.readonly = address.readonly
+        self.dtype = dtype_of(source, address)
+        self.low, self.size_bytes = extent_of(address, self.dtype.itemsize)
+
+
 def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     """Return the dtype of an array, with its fields as far as its interface tells them."""
+    if address.dtype is not None:
+        return address.dtype
     if address.typestr == "":
         raise ViewError(
             f"{type(x).__name__} object has an address but does not show shape and dtype; pass an array (for a tensor "
@@ -29,47 +67,48 @@ def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     return np.dtype(address.typestr)
 
 
-def require_ours(x: Any, address: Address, dtype: "np.dtype[Any]") -> tuple[int, int]:
-    """Return (start, bytes) of the block that all of the array lies in."""
-    low, size_bytes = extent_of(address, dtype.itemsize)
-    block = blocks.block_of(low)
-    if block is None or low + size_bytes > block[0] + block[1]:
-        raise ViewError(not_ours(x))
+def require_ours(array: KnownArray) -> blocks.Block:
+    """Return the block that all of the array lies in."""
+    block = array.block
+    if block is None or array.low + array.size_bytes > block.start + block.size_bytes:
+        raise ViewError(not_ours(array.source))
     return block
 
 
-def require_plain(x: Any, address: Address, dtype: "np.dtype[Any]", consumer: str) -> None:
+def require_plain(array: KnownArray, consumer: str) -> None:
     """Refuse what `consumer` has no types for."""
+    dtype = array.dtype
     if dtype.hasobject:
         raise ViewError(f"{consumer} cannot hold Python objects; dtype {dtype} has them")
     if not dtype.isnative:
         raise ViewError(
             f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})"
         )
-    if address.readonly:
+    if array.readonly:
         raise ViewError(
-            f"this {type(x).__name__} is read-only, which {consumer} cannot express; a view would let it be written"
+            f"this {type(array.source).__name__} is read-only, which {consumer} cannot express; a view would let it be "
+            "written"
         )
 
 
-def require_device(x: Any, address: Address) -> int:
+def require_device(array: KnownArray) -> int:
     """Return the device that reaches the array."""
-    kind, device = blocks.kind_of(address.ptr), blocks.device_of(address.ptr)
-    if kind not in DEVICE_ACCESSIBLE or device is None or device < 0:
+    block = require_ours(array)
+    if block.kind not in DEVICE_ACCESSIBLE or block.device < 0:
         raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which no device reaches; call "
+            f"this {type(array.source).__name__} lies in {block.kind} memory, which no device reaches; call "
             "install(backend='managed', initial_pool_size=...) on a machine with a GPU before the array is made"
         )
-    return device
+    return block.device
 
 
-def require_host(x: Any, address: Address) -> None:
+def require_host(array: KnownArray) -> None:
     """Refuse memory that the CPU does not reach."""
-    kind = blocks.kind_of(address.ptr)
-    if kind not in HOST_ACCESSIBLE:
+    block = require_ours(array)
+    if block.kind not in HOST_ACCESSIBLE:
         raise ViewError(
-            f"this {type(x).__name__} lies in {kind} memory, which the CPU cannot reach; use managed memory, "
-            "install(backend='managed', ...), or copy it"
+            f"this {type(array.source).__name__} lies in {block.kind} memory, which the CPU cannot reach; use managed "
+            "memory, install(backend='managed', ...), or copy it"
         )
 
 

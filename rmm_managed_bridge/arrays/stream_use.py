@@ -1,43 +1,80 @@
 """Which streams use a block that was lent to another framework, while the loan lasts and when it ends."""
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from rmm_managed_bridge._native import blocks, ledger
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
-from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge.arrays.layout import KnownArray
 from rmm_managed_bridge.frameworks import registry, torch
+from rmm_managed_bridge.frameworks.registry import CurrentStream
+from rmm_managed_bridge.frameworks.streams import stream_handle
 
 
 class Loan:
-    """Keeps the source of a device view, and notes when the view goes which stream may still be using it."""
+    """Keeps the source of a view, and notes when a device view goes which stream may still be using it."""
 
-    def __init__(self, source: Any, ptr: int, current_stream: Callable[[], Any] | None) -> None:
+    __slots__ = ("_current", "_device", "_ptr", "_source")
+
+    def __init__(self, source: Any, ptr: int, device: int, current: CurrentStream | None) -> None:
         self._source = source
         self._ptr = ptr
-        self._current_stream = current_stream
-
-    def __call__(self, ptr: int, size_bytes: int) -> None:
-        """Do nothing: Warp's deleter. The bytes belong to the source."""
+        self._device = device
+        self._current = current
 
     def __del__(self) -> None:
         # The source's block may be freed right after this. During shutdown nothing is freed, so nothing need be noted.
-        if self._current_stream is None or native_process.phase() != "running":
+        current = self._current
+        if current is None or native_process.phase() != "running":
             return
-        stream = self._current_stream()
-        hold(self._ptr, stream)
-        blocks.record_stream(self._ptr, streams.stream_handle(stream))
+        handle = current.handle(self._device)
+        if not blocks.hand_over(self._ptr, handle, blocks.NOBODY):
+            hold(self._ptr, current.object(self._device))
+            blocks.hand_over(self._ptr, handle, blocks.NOBODY, any_stream=True)
 
 
-def lend(x: Any, ptr: int, current_stream: Callable[[], Any]) -> Loan:
-    """Order the stream that is current now after the work on the block, and return what the view must keep."""
-    stream = current_stream()
-    note_use(x, ptr)
-    hold(ptr, stream)
-    blocks.order(ptr, streams.stream_handle(stream))
-    return Loan(x, ptr, current_stream)
+def lend(array: KnownArray, device: int, current: CurrentStream) -> tuple[Loan, int]:
+    """Order the stream that is current now after the work on the block.
+
+    Return what the view must keep, and the handle of the stream.
+    """
+    handle = current.handle(device)
+    used = _stream_in_use(array)
+    used_handle = None if used is None else used.handle(device)
+    if not blocks.hand_over(array.ptr, used_handle, blocks.STREAM, handle):
+        if used is not None:
+            hold(array.ptr, used.object(device))
+        hold(array.ptr, current.object(device))
+        blocks.hand_over(array.ptr, used_handle, blocks.STREAM, handle, any_stream=True)
+    return Loan(array.source, array.ptr, device, current), handle
+
+
+def bring_home(array: KnownArray) -> None:
+    """Wait for the work on the block, that of the framework's current stream included. Releases the GIL meanwhile."""
+    used = _stream_in_use(array)
+    if array.block is None:
+        return
+    device = array.block.device
+    used_handle = None if used is None else used.handle(device)
+    if not blocks.hand_over(array.ptr, used_handle, blocks.CPU):
+        if used is not None:
+            hold(array.ptr, used.object(device))
+        blocks.hand_over(array.ptr, used_handle, blocks.CPU, any_stream=True)
+
+
+def note_use(x: Any, block: blocks.Block | None) -> None:
+    """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
+    if block is None:
+        return
+    hold_own_stream(block)
+    used = registry.stream_in_use(x, registry.framework_of(x), block.device)
+    if used is None:
+        return
+    handle = used.handle(block.device)
+    if not blocks.hand_over(block.start, handle, blocks.NOBODY):
+        hold(block.start, used.object(block.device))
+        blocks.hand_over(block.start, handle, blocks.NOBODY, any_stream=True)
 
 
 def hold(ptr: int, stream: Any) -> None:
@@ -45,31 +82,29 @@ def hold(ptr: int, stream: Any) -> None:
     if not registry.keeps_stream(stream):
         return
     pool = native_pool.pool_containing(ptr)
-    if pool is not None and not pool.holds(handle := streams.stream_handle(stream)):
+    if pool is not None and not pool.holds(handle := stream_handle(stream)):
         pool.hold(handle, stream)
 
 
-def note_use(x: Any, ptr: int) -> None:
-    """Hold and note the stream that the framework of `x` enqueues its work on now, as far as it tells."""
-    if "torch" in sys.modules:
-        _hold_torchs_own(ptr)
-    stream = registry.stream_of(x, blocks.device_of(ptr))
-    if stream is not None:
-        hold(ptr, stream)
-        blocks.record_stream(ptr, streams.stream_handle(stream))
-
-
-def _hold_torchs_own(ptr: int) -> None:
+def hold_own_stream(block: blocks.Block) -> None:
     """Hold the stream that a block of PyTorch's was made on.
 
     PyTorch allocates without the GIL, so that the stream is held a little later, when the main thread comes to it: that
     may be in a `join` meanwhile.
     """
-    allocation = ledger.allocation_of(ptr)
+    if not block.borrowed or "torch" not in sys.modules:
+        return
+    allocation = ledger.allocation_of(block.start)
     if allocation is None or allocation.framework != "torch":
         return
-    pool = native_pool.pool_containing(ptr)
-    if pool is not None and not pool.holds(allocation.stream):
-        own = torch.own_streams(allocation.device).get(allocation.stream)
-        if own is not None:
-            pool.hold(allocation.stream, own)
+    own = torch.own_streams(allocation.device).get(allocation.stream)
+    if own is not None:
+        hold(block.start, own)
+
+
+def _stream_in_use(array: KnownArray) -> CurrentStream | None:
+    if array.block is None:
+        return None
+    if array.block.borrowed:
+        hold_own_stream(array.block)
+    return registry.stream_in_use(array.source, array.framework, array.block.device)

@@ -2,12 +2,27 @@
 
 from typing import Any
 
+from rmm_managed_bridge.frameworks.layout import Layout
+
+
+def current_handle(device: int = -1) -> int:
+    """Return the handle of CuPy's current stream on this thread, on `device` or the current one."""
+    import cupy
+
+    handle: int = cupy.cuda.get_current_stream(device).ptr
+    return handle
+
 
 def current_stream(device: int = -1) -> Any:
     """Return CuPy's current stream object on this thread, on `device` or the current one."""
     import cupy
 
     return cupy.cuda.get_current_stream(device)
+
+
+def layout_of(x: Any) -> Layout:
+    """Return how a CuPy array lies in memory."""
+    return x.data.ptr, x.shape, None if x.flags.c_contiguous else x.strides, x.dtype, False
 
 
 def keeps_stream(stream: Any) -> bool:

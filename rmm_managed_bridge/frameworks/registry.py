@@ -3,12 +3,13 @@
 A framework that is added gets a module beside this one and a line in each table that it has an answer for.
 """
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmm_managed_bridge.frameworks import cupy, numpy, rmm, torch, warp
+from rmm_managed_bridge.frameworks.layout import Layout
+from rmm_managed_bridge.frameworks.streams import stream_handle
 
 LEGACY = 0
 
@@ -18,10 +19,24 @@ HOOKED = ("numpy", "cupy", "warp", "torch")
 INTERNAL = (*HOOKED, "cupyx", "cupy_backends", "rmm", "cudf", "numba")
 """Packages whose own files are no place that a user would look for an allocation in."""
 
-_CURRENT_STREAM: dict[str, Callable[[int], Any]] = {
-    "cupy": cupy.current_stream,
-    "warp": warp.current_stream,
-    "torch": torch.current_stream,
+
+class CurrentStream(NamedTuple):
+    """How to ask a framework for the stream that it enqueues on now, on a CUDA device."""
+
+    handle: Callable[[int], int]
+    object: Callable[[int], Any]
+    """What keeps the stream alive; takes much longer."""
+
+
+CUPY = CurrentStream(cupy.current_handle, cupy.current_stream)
+WARP = CurrentStream(warp.current_handle, warp.current_stream)
+TORCH = CurrentStream(torch.current_handle, torch.current_stream)
+
+_CURRENT_STREAM = {"cupy": CUPY, "warp": WARP, "torch": TORCH}
+_LAYOUT_OF: dict[str, Callable[[Any], Layout | None]] = {
+    "numpy": numpy.layout_of,
+    "cupy": cupy.layout_of,
+    "torch": torch.layout_of,
 }
 _KEEPS_STREAM: dict[str, Callable[[Any], bool]] = {
     "cupy": cupy.keeps_stream,
@@ -61,15 +76,37 @@ def keeps_stream(stream: Any) -> bool:
     return ask is not None and ask(owner)
 
 
+def layout_of(x: Any, framework: str) -> Layout | None:
+    """Return how an array lies in memory, if its framework is known to tell quickly; None for all others."""
+    ask = _LAYOUT_OF.get(framework)
+    try:
+        return None if ask is None else ask(x)
+    except (AttributeError, TypeError):  # of a class that is none of the framework's arrays
+        return None
+
+
+def is_lazy(x: Any) -> bool:
+    """Return True if the values of `x` are not what lies in its memory."""
+    return framework_of(x) == "torch" and torch.is_lazy(x)
+
+
+def stream_in_use(x: Any, framework: str, device: int) -> CurrentStream | None:
+    """Return how to ask for the stream that the framework of `x` enqueues work on now; None if it is not known."""
+    if framework == "rmm":
+        stream = rmm.buffer_stream(x)
+        return None if stream is None else CurrentStream(lambda device: stream_handle(stream), lambda device: stream)
+    current = _CURRENT_STREAM.get(framework)
+    # CuPy knows of a current device where the memory has none.
+    if current is None or framework not in sys.modules or (device < 0 and current is not CUPY):
+        return None
+    return current
+
+
 def stream_of(x: Any, device: int | None) -> Any:
     """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
-    name = framework_of(x)
-    if name == "rmm":
-        return rmm.buffer_stream(x)
-    if name == "cupy" and "cupy" in sys.modules:
-        return cupy.current_stream(-1 if device is None else device)
-    current = _CURRENT_STREAM.get(name)
-    return None if name == "cupy" or current is None or device is None or device < 0 else current(device)
+    number = -1 if device is None else device
+    current = stream_in_use(x, framework_of(x), number)
+    return None if current is None else current.object(number)
 
 
 def ambient_stream(device: int) -> Any:
@@ -81,8 +118,8 @@ def ambient_stream(device: int) -> Any:
     return LEGACY
 
 
-def current_streams(device: int) -> Iterator[Callable[[], Any]]:
+def current_streams() -> Iterator[CurrentStream]:
     """Yield how to ask each imported framework for its current stream on a CUDA device."""
     for name, current in _CURRENT_STREAM.items():
         if name in sys.modules and (name != "torch" or torch.uses_cuda()):
-            yield functools.partial(current, device)
+            yield current

@@ -4,12 +4,60 @@ import functools
 import sys
 from typing import Any
 
+import numpy as np
+
+from rmm_managed_bridge.frameworks.layout import Layout
+
+
+def current_handle(device: int) -> int:
+    """Return the handle of PyTorch's current stream on this thread, on a CUDA device."""
+    import torch
+
+    # What its compiler calls; to ask for the object takes twenty times as long.
+    raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device))
+
 
 def current_stream(device: int) -> Any:
     """Return PyTorch's current stream object on this thread, on a CUDA device."""
     import torch
 
     return torch.cuda.current_stream(device)
+
+
+def layout_of(x: Any) -> Layout | None:
+    """Return how a tensor lies in memory; None if it cannot be shared as it is, of which its own protocol says why."""
+    if not x.is_cuda or x.requires_grad or x.is_sparse or is_lazy(x):
+        return None
+    dtype = _numpys_dtype(x.dtype)
+    if dtype is None:
+        return None
+    size = dtype.itemsize
+    strides = None if x.is_contiguous() else tuple(size * step for step in x.stride())
+    return x.data_ptr(), tuple(x.shape), strides, dtype, False
+
+
+def is_lazy(x: Any) -> bool:
+    """Return True for a tensor whose values are not those in its memory: `conj` and its like only note what to do."""
+    return bool(x.is_conj() or x.is_neg()) if hasattr(x, "is_conj") else False
+
+
+@functools.cache
+def _numpys_dtype(dtype: Any) -> "np.dtype[Any] | None":
+    """Return NumPy's type for one of PyTorch's; None if it has none."""
+    try:
+        return np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        return None
+
+
+@functools.lru_cache(maxsize=128)
+def own_dtype(torch: Any, dtype: "np.dtype[Any]") -> Any:
+    """Return PyTorch's type for one of NumPy's; None if it has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        return None
 
 
 def keeps_stream(stream: Any) -> bool:

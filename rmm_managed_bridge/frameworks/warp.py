@@ -1,13 +1,26 @@
 """Warp."""
 
+import functools
 from typing import Any
+
+
+@functools.cache
+def device_object(number: int) -> Any:
+    """Return Warp's object for a CUDA device; there is one for the life of the process."""
+    import warp
+
+    return warp.get_device(f"cuda:{number}")
+
+
+def current_handle(device: int) -> int:
+    """Return the handle of Warp's current stream on a CUDA device."""
+    handle = device_object(device).stream.cuda_stream
+    return int(getattr(handle, "value", handle) or 0)
 
 
 def current_stream(device: int) -> Any:
     """Return Warp's current stream object on a CUDA device."""
-    import warp
-
-    return warp.get_device(f"cuda:{device}").stream
+    return device_object(device).stream
 
 
 def keeps_stream(stream: Any) -> bool:

@@ -8,10 +8,10 @@ from rmm_managed_bridge import machine
 from rmm_managed_bridge._native import blocks, hint_table
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge._native.hint_table import CPU, NOBODY, PREFERRED, READ_MOSTLY
-from rmm_managed_bridge.arrays import streams
 from rmm_managed_bridge.arrays.stream_use import hold, note_use
 from rmm_managed_bridge.errors import BridgeError, ConfigError
 from rmm_managed_bridge.frameworks import registry
+from rmm_managed_bridge.frameworks.streams import stream_handle
 from rmm_managed_bridge.hints import driver, pages
 from rmm_managed_bridge.hints.driver import DriverRefusedError, NoLibraryError, Range
 from rmm_managed_bridge.hints.results import HintResult, HintSkip
@@ -42,7 +42,7 @@ def prefetch(targets: Sequence[Target], place: int, stream: int | None) -> list[
         handle = 0
         if reason is None:
             users.append(user_of(target) if stream is None else stream)
-            handle = streams.stream_handle(users[-1])
+            handle = stream_handle(users[-1])
             reason = state_of(target, handle)
         if reason is None:
             groups.setdefault((target.device, handle), []).append(number)
@@ -103,7 +103,7 @@ def discard(target: Target) -> HintResult:
         reason = HintSkip.LESS_THAN_A_PAGE
     user = registry.stream_of(target.source, target.device) if reason is None else None
     if reason is None and user is not None:
-        reason = state_of(target, streams.stream_handle(user))
+        reason = state_of(target, stream_handle(user))
     if reason is not None:
         return skipped("discard", target, reason)
     try:
@@ -113,7 +113,7 @@ def discard(target: Target) -> HintResult:
         # A stream of our own, since the driver does not discard on the legacy one. It is noted on the block, so that
         # nobody gets the memory before the contents are gone: they would lose theirs.
         hold(target.ptr, mine)
-        note_use(target.source, target.ptr)
+        note_use(target.source, blocks.find(target.ptr))
         blocks.order(target.ptr, mine.ptr)
         with hint_table.driver_scope(target.ptr):
             calls.discard((low, high), mine.ptr)
@@ -125,7 +125,7 @@ def discard(target: Target) -> HintResult:
         if user is None:
             blocks.synchronize(target.ptr)
         else:
-            blocks.order(target.ptr, streams.stream_handle(user))
+            blocks.order(target.ptr, stream_handle(user))
     except BridgeError as error:  # a capture has begun in between
         return HintResult("discard", False, HintSkip.UNORDERED, low, high - low, detail=f"discarded, but {error}")
     return HintResult("discard", True, None, low, high - low)

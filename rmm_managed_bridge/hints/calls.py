@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rmm_managed_bridge._native import hint_table
-from rmm_managed_bridge.arrays import streams
 from rmm_managed_bridge.errors import BridgeError
+from rmm_managed_bridge.frameworks.streams import stream_handle
 from rmm_managed_bridge.hints import act, counters, driver, pages
 from rmm_managed_bridge.hints.locations import name_of, place_of
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
@@ -60,7 +60,7 @@ def prefetch(x: Any, to: Any, stream: Any = None, *, strict: bool = False) -> Hi
     """
     place = place_of(to)
     targets, several = targets_of(x)
-    given = None if stream is None else streams.stream_handle(stream)
+    given = None if stream is None else stream_handle(stream)
     return _conclude("prefetch", act.prefetch(targets, place, given), several, strict)
 
 

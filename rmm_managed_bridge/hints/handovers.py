@@ -1,14 +1,13 @@
 """What the policies do when memory passes between CPU and device. Nothing here raises: a hint never stops a view."""
 
-from typing import Any
-
 import numpy as np
 
 from rmm_managed_bridge._native import blocks, hint_table
 from rmm_managed_bridge._native.hint_table import CPU, NOWHERE, PREFERRED, READ_MOSTLY
-from rmm_managed_bridge.arrays import streams
-from rmm_managed_bridge.arrays.stream_use import hold
+from rmm_managed_bridge.arrays.layout import KnownArray
+from rmm_managed_bridge.arrays.stream_use import hold, hold_own_stream
 from rmm_managed_bridge.errors import BridgeError
+from rmm_managed_bridge.frameworks.streams import stream_handle
 from rmm_managed_bridge.hints import act, counters, policy
 from rmm_managed_bridge.hints.act import Advice
 from rmm_managed_bridge.hints.targets import Target, user_of
@@ -18,13 +17,13 @@ from rmm_managed_bridge.hints.targets import Target, user_of
 HOME_BYTES = 4 << 20
 
 
-def to_device(x: Any, low: int, size_bytes: int, device: int, stream: int) -> None:
-    """`x` is about to be used by `device` on `stream`, which waits for the work on the block already."""
-    hints = policy.hints_for(low)
-    if hints.placement == "none" or size_bytes < hints.min_bytes:
+def to_device(array: KnownArray, device: int, stream: int) -> None:
+    """The array is about to be used by `device` on `stream`, which waits for the work on the block already."""
+    hints = policy.hints_for(array.low)
+    if hints.placement == "none" or array.size_bytes < hints.min_bytes:
         return
-    target = Target(x, low, size_bytes, True)
-    _, _, advice, accessors, _ = hint_table.hints_at(low)
+    target = Target(array.source, array.low, array.size_bytes, True)
+    _, _, advice, accessors, _ = hint_table.hints_at(array.low)
     if hints.placement == "host":
         # Once for each block: the advice lasts as long as it does.
         if not (advice & PREFERRED and device in accessors):
@@ -36,24 +35,26 @@ def to_device(x: Any, low: int, size_bytes: int, device: int, stream: int) -> No
     counters.count(result)
 
 
-def to_host(x: Any, low: int, size_bytes: int) -> None:
-    """`x` is about to be used by the CPU, which will wait for the work on the block, this move included."""
-    hints = policy.hints_for(low)
-    if hints.placement != "device" or size_bytes < max(hints.min_bytes, HOME_BYTES):
+def to_host(array: KnownArray) -> None:
+    """The array is about to be used by the CPU, which will wait for the work on the block, this move included."""
+    hints = policy.hints_for(array.low)
+    if hints.placement != "device" or array.size_bytes < max(hints.min_bytes, HOME_BYTES):
         return
     # A device array was most likely written on the device since it came home last; a NumPy array says where it went.
-    if isinstance(x, np.ndarray) and hint_table.hints_at(low)[4] in (CPU, NOWHERE):
+    if isinstance(array.source, np.ndarray) and hint_table.hints_at(array.low)[4] in (CPU, NOWHERE):
         return
-    target = Target(x, low, size_bytes, True)
+    target = Target(array.source, array.low, array.size_bytes, True)
     reason = target.refusal()
     if reason is not None:
         counters.count(act.skipped("prefetch", target, reason))
         return
+    if array.block is not None:
+        hold_own_stream(array.block)
     user = user_of(target)
-    handle = streams.stream_handle(user)
-    hold(low, user)
+    handle = stream_handle(user)
+    hold(array.low, user)
     try:
-        blocks.order(low, handle)
+        blocks.order(array.low, handle)
     except BridgeError:
         return  # a stream of the block is being captured: the wait that follows says so
     (result,) = act.prefetch([target], CPU, handle)

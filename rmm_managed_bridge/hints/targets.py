@@ -26,8 +26,8 @@ class Target:
     @property
     def device(self) -> int:
         """The device of the block's pool."""
-        device = blocks.device_of(self.ptr)
-        return -1 if device is None else device
+        block = blocks.find(self.ptr)
+        return -1 if block is None else block.device
 
     def refusal(self) -> HintSkip | None:
         """Return why no hint can be given on this memory. Asks the driver at most for what the device can do."""
@@ -35,15 +35,15 @@ class Target:
             return HintSkip.ENDED
         if self.size_bytes == 0:
             return HintSkip.EMPTY
-        block = blocks.block_of(self.ptr)
-        if block is None or self.ptr + self.size_bytes > block[0] + block[1]:
+        block = blocks.find(self.ptr)
+        if block is None or self.ptr + self.size_bytes > block.start + block.size_bytes:
             return HintSkip.FOREIGN
-        kind = blocks.kind_of(self.ptr)
-        if kind == "host":
+        if block.kind == "host":
             return HintSkip.HOST
-        if kind != "managed" or self.device < 0:
+        if block.kind != "managed" or block.device < 0:
             return HintSkip.NOT_MANAGED
-        return None if machine.device_traits(self.device).concurrent_managed_access else HintSkip.NO_CONCURRENT_ACCESS
+        able = machine.device_traits(block.device)
+        return None if able.concurrent_managed_access else HintSkip.NO_CONCURRENT_ACCESS
 
 
 def targets_of(x: Any) -> tuple[list[Target], bool]:
@@ -67,7 +67,7 @@ def target_of(x: Any) -> Target:
             raise ConfigError(f"size_bytes={size_bytes}: a range has 0 bytes or more")
         return Target(x, ptr, size_bytes, True)
     address = address_of(x)
-    if address.typestr == "":
+    if address.bare:
         start, size_bytes = blocks.block_of(address.ptr) or (address.ptr, 1)
         return Target(x, start, size_bytes, True)
     low, size_bytes = extent_of(address)

@@ -5,24 +5,21 @@ the bridge knows of on the block, and a NumPy view waits for it. What it cannot 
 that the bridge never saw. `record_stream` tells it of one.
 """
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from rmm_managed_bridge._native import blocks
-from rmm_managed_bridge.arrays import streams
-from rmm_managed_bridge.arrays.address import Address, address_of, extent_of
-from rmm_managed_bridge.arrays.layout import dtype_of, not_ours, require_plain
+from rmm_managed_bridge.arrays.address import address_of
+from rmm_managed_bridge.arrays.layout import KnownArray, not_ours, require_plain
 from rmm_managed_bridge.arrays.stream_use import Loan, hold, lend
 from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.frameworks.registry import CurrentStream
+from rmm_managed_bridge.frameworks.streams import stream_handle
 from rmm_managed_bridge.hints import handovers
 
 
 def owns(x: Any) -> bool:
     """Return True if `x`, an array of any framework or an address, lies in a live block of the bridge."""
-    return blocks.block_of(address_of(x).ptr) is not None
+    return blocks.find(address_of(x).ptr) is not None
 
 
 def record_stream(x: Any, stream: Any) -> None:
@@ -45,45 +42,28 @@ def record_stream(x: Any, stream: Any) -> None:
     """
     ptr = address_of(x).ptr
     hold(ptr, stream)
-    if not blocks.record_stream(ptr, streams.stream_handle(stream)):
+    if not blocks.record_stream(ptr, stream_handle(stream)):
         raise ViewError(not_ours(x))
 
 
-def described(x: Any, consumer: str) -> "tuple[Address, np.dtype[Any]]":
+def described(x: Any, consumer: str) -> KnownArray:
     """Return where and what `x` is, if `consumer` can have such arrays."""
-    address = address_of(x)
-    dtype = dtype_of(x, address)
-    require_plain(x, address, dtype, consumer)
-    return address, dtype
+    array = KnownArray(x)
+    require_plain(array, consumer)
+    return array
 
 
-def lend_to(
-    x: Any, address: Address, dtype: "np.dtype[Any]", device: int, current_stream: Callable[[int], Any]
-) -> Loan:
+def lend_to(array: KnownArray, device: int, current: CurrentStream) -> Loan:
     """Order the framework's current stream after the work on the block, and give the hints that are in use there."""
-    loan = lend(x, address.ptr, lambda: current_stream(device))
-    stream = streams.stream_handle(current_stream(device))
-    handovers.to_device(x, *extent_of(address, dtype.itemsize), device, stream)
+    loan, stream = lend(array, device, current)
+    handovers.to_device(array, device, stream)
     return loan
 
 
-class ArrayInterface:
-    """What NumPy makes an array from; the array keeps this, and this keeps the source."""
-
-    def __init__(self, source: Any, address: Address, dtype: "np.dtype[Any]") -> None:
-        self._source = source
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address.ptr, address.readonly),
-            "shape": address.shape,
-            "strides": address.strides,
-            "typestr": dtype.str,
-            "descr": dtype.descr,
-        }
-
-
 def import_framework(name: str) -> Any:
+    """Return a framework's module."""
     try:
-        return importlib.import_module(name)
+        # Faster than importlib for what is imported already, and it waits likewise for another thread's import.
+        return __import__(name)
     except ImportError as error:
         raise ViewError(f"{name} cannot be imported ({error}); install it to get its arrays") from None

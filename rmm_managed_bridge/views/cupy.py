@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import require_device, require_ours
-from rmm_managed_bridge.frameworks.cupy import current_stream
+from rmm_managed_bridge.arrays.layout import KnownArray, require_device, require_ours
+from rmm_managed_bridge.frameworks.registry import CUPY
 from rmm_managed_bridge.views.common import described, import_framework, lend_to
 
 if TYPE_CHECKING:
@@ -45,14 +45,20 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     check_hand_over(cupy.cuda.Device, x)
     if isinstance(x, cupy.ndarray):
         return x
-    address, dtype = described(x, "CuPy")
-    if 0 in address.shape:
-        return cupy.empty(address.shape, dtype)
-    start, size_bytes = require_ours(x, address, dtype)
-    device = require_device(x, address)
+    array = described(x, "CuPy")
+    if array.size_bytes == 0:
+        return cupy.empty(array.shape, array.dtype)
+    device = require_device(array)
+    if cupy.cuda.runtime.getDevice() == device:
+        return _view(cupy, array, device)
     with cupy.cuda.Device(device):
-        loan = lend_to(x, address, dtype, device, current_stream)
-        memory = cupy.cuda.UnownedMemory(start, size_bytes, loan, device)
-        pointer = cupy.cuda.MemoryPointer(memory, address.ptr - start)
-        # What CuPy makes from a pointer has no base, and so says that it owns its data; a view of that does not.
-        return cupy.ndarray(address.shape, dtype, pointer, strides=address.strides).view()
+        return _view(cupy, array, device)
+
+
+def _view(cupy: Any, array: KnownArray, device: int) -> "cupy.ndarray":
+    block = require_ours(array)
+    loan = lend_to(array, device, CUPY)
+    memory = cupy.cuda.UnownedMemory(block.start, block.size_bytes, loan, device)
+    pointer = cupy.cuda.MemoryPointer(memory, array.ptr - block.start)
+    # What CuPy makes from a pointer has no base, and so says that it owns its data; a view of that does not.
+    return cupy.ndarray(array.shape, array.dtype, pointer, strides=array.strides).view()

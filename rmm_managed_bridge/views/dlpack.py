@@ -1,14 +1,11 @@
 """Arrays of the bridge for every library that speaks DLPack."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rmm_managed_bridge._native import blocks, dlpack
-from rmm_managed_bridge.arrays import streams
+from rmm_managed_bridge._native import dlpack
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.address import address_of
-from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, dtype_of, require_ours
-from rmm_managed_bridge.arrays.stream_use import Loan, lend, note_use
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, KnownArray, require_ours
+from rmm_managed_bridge.arrays.stream_use import Loan, bring_home, lend
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
 
@@ -58,29 +55,27 @@ class DLPackArray:
     """What `as_dlpack` returns."""
 
     def __init__(self, x: Any) -> None:
-        address = address_of(x)
-        dtype = dtype_of(x, address)
+        array = KnownArray(x)
+        dtype = array.dtype
         if dtype.kind not in dlpack.CODES or not dtype.isnative:
             raise ViewError(f"DLPack has no type for dtype {dtype}; convert the array first")
-        if 0 in address.shape:
+        if array.size_bytes == 0:
             raise ViewError("an array without elements has no memory to share; make one with the other library")
-        require_ours(x, address, dtype)
-        strides = address.strides
+        block = require_ours(array)
+        strides = array.strides
         if strides is None:
-            strides = _c_strides(address.shape, dtype.itemsize)
+            strides = _c_strides(array.shape, dtype.itemsize)
         if any(stride % dtype.itemsize for stride in strides):
             raise ViewError("DLPack counts strides in elements, and these are no multiples of one; copy the array")
-        self._x = x
-        self._address = address
-        self._dtype = dtype
+        self._array = array
         self._strides = tuple(stride // dtype.itemsize for stride in strides)
-        self._kind = blocks.kind_of(address.ptr)
-        self._device = blocks.device_of(address.ptr)
+        self._kind = block.kind
+        self._device = block.device
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type and the device's number."""
-        kind = _DEVICE_TYPES.get(self._kind or "")
-        return _CPU if kind is None else (kind, max(self._device or 0, 0))
+        kind = _DEVICE_TYPES.get(self._kind)
+        return _CPU if kind is None else (kind, max(self._device, 0))
 
     def __dlpack__(
         self,
@@ -97,42 +92,39 @@ class DLPackArray:
         if device != self.__dlpack_device__() and not (device == _CPU and self._kind in HOST_ACCESSIBLE):
             raise BufferError(f"{self._kind} memory of the bridge cannot be exported to DLPack device {device}")
         versioned = max_version is not None and max_version[0] >= 1
-        if self._address.readonly and not versioned:
+        if self._array.readonly and not versioned:
             raise BufferError("the array is read-only, which only DLPack 1.0 and newer can express")
         # A library that names neither may be one of the CPU, which takes managed memory, too: NumPy does.
         unnamed = stream is None and dl_device is None and self._kind in HOST_ACCESSIBLE
         for_cpu = device[0] == dlpack.CPU or unnamed
-        check_hand_over(lambda: "cpu" if for_cpu else device[1], self._x)
+        check_hand_over(lambda: "cpu" if for_cpu else device[1], self._array.source)
         return dlpack.capsule(
             self._lend(None if device[0] == dlpack.CPU else stream),
-            self._address.ptr,
-            self._address.shape,
+            self._array.ptr,
+            self._array.shape,
             self._strides,
-            code=dlpack.CODES[self._dtype.kind],
-            itemsize=self._dtype.itemsize,
+            code=dlpack.CODES[self._array.dtype.kind],
+            itemsize=self._array.dtype.itemsize,
             device=(device[0], device[1]),
-            readonly=self._address.readonly,
+            readonly=self._array.readonly,
             versioned=versioned,
         )
 
     def _lend(self, stream: int | None) -> Loan:
-        ptr = self._address.ptr
         current = None if stream is None else self._current_stream(stream)
         if current is not None:
-            return lend(self._x, ptr, current)
+            return lend(self._array, self._device, current)[0]
         if stream != _NO_WAIT:
-            note_use(self._x, ptr)
-            blocks.synchronize(ptr)
-        return Loan(self._x, ptr, None)
+            bring_home(self._array)
+        return Loan(self._array.source, self._array.ptr, -1, None)
 
-    def _current_stream(self, stream: int) -> Callable[[], Any] | None:
+    def _current_stream(self, stream: int) -> registry.CurrentStream | None:
         """Return how to ask for the current stream of the framework that is on `stream` now."""
-        device = self._device
-        if stream == _NO_WAIT or device is None or device < 0:
+        if stream == _NO_WAIT or self._device < 0:
             return None
         handle = registry.LEGACY if stream == _LEGACY else stream
-        for current in registry.current_streams(device):
-            if streams.stream_handle(current()) == handle:
+        for current in registry.current_streams():
+            if current.handle(self._device) == handle:
                 return current
         return None
 

@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from rmm_managed_bridge._native import blocks
+from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.address import address_of, extent_of
-from rmm_managed_bridge.arrays.layout import dtype_of, require_host, require_ours
-from rmm_managed_bridge.arrays.stream_use import note_use
+from rmm_managed_bridge.arrays.layout import KnownArray, require_host
+from rmm_managed_bridge.arrays.stream_use import bring_home
 from rmm_managed_bridge.hints import handovers
-from rmm_managed_bridge.views.common import ArrayInterface
 
 
 def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
@@ -44,18 +42,15 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
     """
     check_hand_over(lambda: "cpu", x)
-    address = address_of(x)
+    array = KnownArray(x)
     if isinstance(x, np.ndarray):
-        if blocks.block_of(address.ptr) is not None:
-            handovers.to_host(x, *extent_of(address, x.dtype.itemsize))
-            blocks.synchronize(address.ptr)
+        if array.block is not None:
+            handovers.to_host(array)
+            bring_home(array)
         return x
-    dtype = dtype_of(x, address)
-    if 0 in address.shape:
-        return np.empty(address.shape, dtype)
-    require_ours(x, address, dtype)
-    require_host(x, address)
-    note_use(x, address.ptr)
-    handovers.to_host(x, *extent_of(address, dtype.itemsize))
-    blocks.synchronize(address.ptr)
-    return np.asarray(ArrayInterface(x, address, dtype))
+    if array.size_bytes == 0:
+        return np.empty(array.shape, array.dtype)
+    require_host(array)
+    handovers.to_host(array)
+    bring_home(array)
+    return numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)

@@ -2,18 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rmm_managed_bridge._native import blocks
+from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.address import Address
 from rmm_managed_bridge.arrays.ipc import guard_torch
-from rmm_managed_bridge.arrays.layout import require_device, require_ours
+from rmm_managed_bridge.arrays.layout import KnownArray, require_device, require_ours
 from rmm_managed_bridge.arrays.stream_use import Loan
 from rmm_managed_bridge.errors import ViewError
-from rmm_managed_bridge.frameworks.torch import current_stream
-from rmm_managed_bridge.views.common import ArrayInterface, described, import_framework, lend_to
+from rmm_managed_bridge.frameworks.registry import TORCH
+from rmm_managed_bridge.frameworks.torch import own_dtype
+from rmm_managed_bridge.views.common import described, import_framework, lend_to
 
 if TYPE_CHECKING:
     import torch
@@ -48,30 +46,30 @@ def as_torch(x: Any) -> "torch.Tensor":
     check_hand_over(torch.cuda.current_device, x)
     if isinstance(x, torch.Tensor):
         return x
-    address, dtype = described(x, "PyTorch")
-    try:
-        empty = torch.from_numpy(np.empty(0, dtype))
-    except TypeError:
-        raise ViewError(f"PyTorch has no type for dtype {dtype}; convert the array first") from None
-    if 0 in address.shape:
+    array = described(x, "PyTorch")
+    torch_dtype = own_dtype(torch, array.dtype)
+    if torch_dtype is None:
+        raise ViewError(f"PyTorch has no type for dtype {array.dtype}; convert the array first")
+    if array.size_bytes == 0:
         # It has no bytes, so no pool: it goes where the pool's arrays would.
         device = max((pool.device for pool in native_pool.pools() if not pool.retired), default=-1)
-        return torch.empty(address.shape, dtype=empty.dtype, device="cpu" if device < 0 else f"cuda:{device}")
-    if any(stride < 0 or stride % dtype.itemsize for stride in address.strides or ()):
+        return torch.empty(array.shape, dtype=torch_dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    if any(stride < 0 or stride % array.dtype.itemsize for stride in array.strides or ()):
         raise ViewError(
             "PyTorch has no negative strides, nor such that are no multiple of the item; copy the array first"
         )
-    require_ours(x, address, dtype)
-    if blocks.kind_of(address.ptr) == "host":
-        return torch.from_numpy(np.asarray(ArrayInterface(x, address, dtype)))
-    device = require_device(x, address)
+    if require_ours(array).kind == "host":
+        return torch.from_numpy(
+            numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)
+        )
+    device = require_device(array)
     guard_torch(torch)
-    loan = lend_to(x, address, dtype, device, current_stream)
+    loan = lend_to(array, device, TORCH)
     try:
-        tensor = torch.as_tensor(_CudaArrayInterface(loan, address), device=f"cuda:{device}")
+        tensor = torch.as_tensor(_CudaArrayInterface(loan, array), device=f"cuda:{device}")
     except (RuntimeError, TypeError, ValueError) as error:
         raise ViewError(f"PyTorch does not take this {type(x).__name__} without a copy: {error}") from None
-    if tensor.data_ptr() != address.ptr:
+    if tensor.data_ptr() != array.ptr:
         raise ViewError(f"PyTorch made a copy of this {type(x).__name__} instead of a view")
     return tensor
 
@@ -79,12 +77,12 @@ def as_torch(x: Any) -> "torch.Tensor":
 class _CudaArrayInterface:
     """What PyTorch makes a tensor from; the tensor keeps this, and this keeps the loan."""
 
-    def __init__(self, loan: Loan, address: Address) -> None:
+    def __init__(self, loan: Loan, array: KnownArray) -> None:
         self._loan = loan
         self.__cuda_array_interface__ = {
             "version": 3,
-            "data": (address.ptr, False),
-            "shape": address.shape,
-            "strides": address.strides,
-            "typestr": address.typestr,
+            "data": (array.ptr, False),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": array.dtype.str,
         }

@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rmm_managed_bridge._native import blocks
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.address import extent_of
 from rmm_managed_bridge.arrays.layout import require_device, require_ours
-from rmm_managed_bridge.arrays.stream_use import Loan
 from rmm_managed_bridge.errors import ViewError
-from rmm_managed_bridge.frameworks.warp import current_stream
+from rmm_managed_bridge.frameworks.registry import WARP
+from rmm_managed_bridge.frameworks.warp import device_object
 from rmm_managed_bridge.views.common import described, import_framework, lend_to
 
 if TYPE_CHECKING:
@@ -44,31 +42,34 @@ def as_warp(x: Any) -> "warp.array[Any]":
     check_hand_over(warp.get_device, x)
     if isinstance(x, warp.array):
         return x
-    address, dtype = described(x, "Warp")
-    if address.shape == ():
+    array = described(x, "Warp")
+    if array.shape == ():
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
-    if len(address.shape) > _WARP_DIMENSIONS:
-        raise ViewError(f"Warp has arrays of up to {_WARP_DIMENSIONS} dimensions, not {len(address.shape)}")
+    if len(array.shape) > _WARP_DIMENSIONS:
+        raise ViewError(f"Warp has arrays of up to {_WARP_DIMENSIONS} dimensions, not {len(array.shape)}")
     try:
-        warp_dtype = warp.dtype_from_numpy(dtype)
+        warp_dtype = warp.dtype_from_numpy(array.dtype)
     except (RuntimeError, TypeError):
-        raise ViewError(f"Warp has no type for dtype {dtype}; convert the array first") from None
-    if 0 in address.shape:
+        raise ViewError(f"Warp has no type for dtype {array.dtype}; convert the array first") from None
+    if array.size_bytes == 0:
         # It has no bytes, so no pool: it goes where the pool's arrays would.
         device = max((pool.device for pool in native_pool.pools() if not pool.retired), default=-1)
-        return warp.empty(address.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
-    require_ours(x, address, dtype)
-    if blocks.kind_of(address.ptr) == "host":
-        where, loan = "cpu", Loan(x, address.ptr, None)
+        return warp.empty(array.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
+    loan: Any = x
+    if require_ours(array).kind == "host":
+        where = warp.get_device("cpu")
     else:
-        device = require_device(x, address)
-        where, loan = f"cuda:{device}", lend_to(x, address, dtype, device, current_stream)
-    return warp.array(
-        ptr=address.ptr,
+        device = require_device(array)
+        where, loan = device_object(device), lend_to(array, device, WARP)
+    view = warp.array(
+        ptr=array.ptr,
         dtype=warp_dtype,
-        shape=address.shape,
-        strides=address.strides,
-        capacity=extent_of(address, dtype.itemsize)[1],
+        shape=array.shape,
+        strides=array.strides,
+        capacity=None if array.strides is None else array.size_bytes,
         device=where,
-        deleter=loan,
     )
+    # Not as its deleter, which Warp calls in the device's context: that takes longer than all else here. What Warp
+    # makes from the view keeps the view.
+    view._bridge_loan = loan
+    return view

@@ -17,10 +17,10 @@ from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.adapters import torch as adapter
-from rmm_managed_bridge.arrays.streams import stream_handle
 from rmm_managed_bridge.config import PoolSettings
 from rmm_managed_bridge.frameworks import torch as frameworks_torch
 from rmm_managed_bridge.frameworks.registry import keeps_stream
+from rmm_managed_bridge.frameworks.streams import stream_handle
 
 MIB = 1 << 20
 BOTH = ["torch", "numpy"]

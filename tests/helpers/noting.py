@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any, TypeVar
 
-from rmm_managed_bridge.arrays.streams import stream_handle
+from rmm_managed_bridge.frameworks.streams import stream_handle
 
 T = TypeVar("T")
 Call = tuple[str, str, int]

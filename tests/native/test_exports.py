@@ -30,7 +30,8 @@ class Framework:
 @pytest.fixture
 def library(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Framework:
     library = Framework(fake.stream())
-    monkeypatch.setattr(registry, "current_streams", lambda device: [lambda: library.current])
+    current = registry.CurrentStream(lambda device: library.current.ptr, lambda device: library.current)
+    monkeypatch.setattr(registry, "current_streams", lambda: [current])
     return library
 
 

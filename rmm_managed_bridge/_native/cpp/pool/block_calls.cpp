@@ -7,19 +7,12 @@ std::uint32_t entry_of(Process* process, const void* ptr) {
   return found.block == nullptr ? 0 : found.block->entry.load(std::memory_order_acquire);
 }
 
-bool live_block(Process* process, const void* ptr, std::uintptr_t& start, std::size_t& bytes) {
-  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
-  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
-  start = reinterpret_cast<std::uintptr_t>(found.start);
-  bytes = found.span->block_bytes;
-  return true;
-}
+namespace {
 
-TrackedPool* pool_of(Process* process, const void* ptr) { return TrackedPool::of(*process, ptr); }
+bool live(const TrackedPool::Found& found) { return found.block != nullptr && (found.block->flags.load() & Block::kLive) != 0; }
 
-int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it) {
-  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
-  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return 1;
+// 0, 2 or 3 of `record_stream_use`.
+int record_use(Process* process, const TrackedPool::Found& found, CUstream stream, bool lose_it) {
   auto* pool = static_cast<TrackedPool*>(found.span->pool);
   KnownStream ref;
   // Also while the stream is being captured: the note costs no call that could break that.
@@ -29,9 +22,31 @@ int record_stream_use(Process* process, const void* ptr, CUstream stream, bool l
   return 0;
 }
 
+}  // namespace
+
+bool live_block(Process* process, const void* ptr, LiveBlock& out) {
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
+  if (!live(found)) return false;
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
+  out = {pool, reinterpret_cast<std::uintptr_t>(found.start), found.span->block_bytes, pool->on_borrowed_lane(found.block)};
+  return true;
+}
+
+bool holds_stream(TrackedPool* pool, CUstream stream) {
+  KnownStream ref;
+  return pool->resolve(stream, ref) != Refusal::none || pool->need_not_hold(ref);
+}
+
+TrackedPool* pool_of(Process* process, const void* ptr) { return TrackedPool::of(*process, ptr); }
+
+int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it) {
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
+  return live(found) ? record_use(process, found, stream, lose_it) : 1;
+}
+
 bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal) {
   const TrackedPool::Found found = TrackedPool::find(*process, ptr);
-  if (found.block == nullptr || (found.block->flags.load() & Block::kLive) == 0) return false;
+  if (!live(found)) return false;
   auto* pool = static_cast<TrackedPool*>(found.span->pool);
   KnownStream ref;
   refusal = pool->resolve(stream, ref);
@@ -43,6 +58,25 @@ Refusal synchronize_block(Process* process, const void* ptr) {
   const TrackedPool::Found found = TrackedPool::find(*process, ptr);
   if (found.block == nullptr || !process->running()) return Refusal::none;
   return static_cast<TrackedPool*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
+}
+
+HandedOver hand_over(Process* process, const void* ptr, const HandOver& what, Refusal& refusal) {
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
+  if (!live(found)) return HandedOver::not_live;
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
+  const auto* start = static_cast<const char*>(found.start);
+  KnownStream user;
+  refusal = what.user == nullptr ? Refusal::none : pool->resolve(*what.user, user);
+  if (refusal != Refusal::none) return HandedOver::refused;
+  if (!what.any_stream) {
+    if (what.used != nullptr && !holds_stream(pool, *what.used)) return HandedOver::used_not_held;
+    if (what.user != nullptr && !pool->need_not_hold(user)) return HandedOver::user_not_held;
+  }
+  const int noted = what.used == nullptr ? 0 : record_use(process, found, *what.used, false);
+  if (noted != 0) return noted == 2 ? HandedOver::used_unknown : HandedOver::used_capturing;
+  if (what.cpu && process->running()) refusal = pool->synchronize(found.block, start);
+  if (what.user != nullptr) refusal = pool->order(found.block, start, user);
+  return refusal == Refusal::none ? HandedOver::done : HandedOver::refused;
 }
 
 Freed free_block(Process* process, void* ptr, std::uint64_t stated, bool has_stream, CUstream stream, const Provenance& who) {

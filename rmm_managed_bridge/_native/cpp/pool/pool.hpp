@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -141,6 +140,16 @@ class Pool : public ForkLocks {
     std::scoped_lock lock(lock_);
     const Lane* lane = lanes_.find(stream.key);
     return lane != nullptr && lane->held();
+  }
+
+  // True if nothing is won by holding the stream: it is held, or has no object that could end.
+  bool need_not_hold(const KnownStream& stream) {
+    return stream.host() || stream.legacy() || stream.handle == CU_STREAM_PER_THREAD || holds(stream);
+  }
+
+  // A hint, since the stream may be held by the time it is read.
+  bool on_borrowed_lane(const Block* block) const noexcept {
+    return lanes_.at(block->lane.load()).state.load() == Lane::State::borrowed;
   }
 
   struct Held {

@@ -22,12 +22,6 @@ TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kin
   return new_pool(process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, kind, track);
 }
 
-bool holds_stream(TrackedPool* pool, CUstream stream) {
-  KnownStream ref;
-  return pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy() || ref.handle == CU_STREAM_PER_THREAD ||
-         pool->holds(ref);
-}
-
 bool hold_stream(TrackedPool* pool, CUstream stream, void* owner) {
   KnownStream ref;
   if (pool->resolve(stream, ref) != Refusal::none || ref.host() || ref.legacy()) return false;

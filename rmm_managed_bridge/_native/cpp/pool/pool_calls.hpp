@@ -14,7 +14,6 @@ Process* new_process();
 TrackedPool* new_pool(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
                       const PoolOptions& options, int device, int kind, int track);
 TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kind, int track, int device, bool ordered);
-bool holds_stream(TrackedPool* pool, CUstream stream);
 bool hold_stream(TrackedPool* pool, CUstream stream, void* owner);
 std::vector<void*> owners(TrackedPool* pool, std::vector<unsigned short>& lanes);
 void* retire_lane(TrackedPool* pool, unsigned short lane, bool last);
