@@ -1,4 +1,7 @@
-from typing import Final, final
+from collections.abc import Callable
+from typing import Any, Final, Protocol, final
+
+import numpy as np
 
 from rmm_managed_bridge._native.process import KINDS as KINDS
 
@@ -13,6 +16,47 @@ class Block:
     kind: Final[str]
     device: Final[int]
     borrowed: Final[bool]
+
+class CurrentStream(Protocol):
+    @property
+    def handle(self) -> Callable[[int], int]: ...
+    @property
+    def object(self) -> Callable[[int], Any]: ...
+
+@final
+class KnownArray:
+    source: Final[Any]
+    framework: Final[Any]
+    ptr: Final[int]
+    shape: Final[tuple[int, ...]]
+    strides: Final[tuple[int, ...] | None]
+    dtype: Final[np.dtype[Any]]
+    readonly: Final[bool]
+    low: Final[int]
+    size_bytes: Final[int]
+    block: Final[Block | None]
+    def __init__(
+        self,
+        source: object,
+        framework: object,
+        ptr: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        dtype: np.dtype[Any],
+        readonly: bool,
+    ) -> None: ...
+
+@final
+class Loan:
+    source: Final[Any]
+    def __init__(
+        self,
+        source: object,
+        ptr: int,
+        device: int,
+        current: CurrentStream | None,
+        hold: Callable[[int, Any], None] | None,
+    ) -> None: ...
 
 def find(address: int) -> Block | None: ...
 def block_of(address: int) -> tuple[int, int] | None: ...

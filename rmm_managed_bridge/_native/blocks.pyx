@@ -78,6 +78,53 @@ def find(address):
     return block
 
 
+cdef class KnownArray:
+    """An array, and what is asked of it more than once: found once, carried through a view, its order and its hints.
+
+    Made in `arrays.layout` from what the array's framework or a protocol tells. `strides` is None for C's order; `low` is
+    the lowest address and `size_bytes` the span from there, 0 for no elements; `block` is the live block at `low`, or None.
+    """
+
+    cdef readonly object source
+    cdef readonly object framework
+    cdef readonly uintptr_t ptr
+    cdef readonly tuple shape
+    cdef readonly object strides
+    cdef readonly object dtype
+    cdef readonly bint readonly
+    cdef readonly uintptr_t low
+    cdef readonly size_t size_bytes
+    cdef readonly Block block
+
+    def __init__(self, source, framework, uintptr_t ptr, tuple shape, strides, dtype, bint readonly):
+        cdef Py_ssize_t size_bytes = dtype.itemsize
+        cdef Py_ssize_t above = 0
+        cdef Py_ssize_t below = 0
+        cdef Py_ssize_t length, stride
+        cdef bint empty = False
+        for i in range(len(shape)):
+            length = shape[i]
+            empty = empty or length == 0
+            if strides is None:
+                size_bytes *= length
+                continue
+            stride = strides[i]
+            if stride < 0:
+                below -= (length - 1) * stride
+            else:
+                above += (length - 1) * stride
+        self.source = source
+        self.framework = framework
+        self.ptr = ptr
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.readonly = readonly
+        self.low = ptr if empty else ptr - below
+        self.size_bytes = 0 if empty else size_bytes + above + below
+        self.block = find(self.low)
+
+
 def block_of(address):
     """Return (start, usable bytes) of the live block that `address` lies in, or None."""
     cdef Block block = find(address)
@@ -141,6 +188,35 @@ def synchronize(uintptr_t ptr):
     cdef Refusal refusal = synchronize_block(process, <const void*>ptr)
     if refusal != Refusal.none:
         raise _not_waited_for(ptr, refusal)
+
+
+cdef class Loan:
+    """Keeps the source of a view, and notes when a device view goes which stream may still be using it.
+
+    `current` tells the consumer's current stream on `device`, None for a view on the CPU; `hold(ptr, stream)` keeps a
+    stream object of the consumer for the bridge, if it can be kept.
+    """
+
+    cdef readonly object source
+    cdef object current, hold
+    cdef uintptr_t ptr
+    cdef int device
+
+    def __cinit__(self, source, uintptr_t ptr, int device, current, hold):
+        self.source = source
+        self.ptr = ptr
+        self.device = device
+        self.current = current
+        self.hold = hold
+
+    def __del__(self):
+        # The source's block may be freed right after this. During shutdown nothing is freed, so nothing need be noted.
+        if self.current is None or not process.running():
+            return
+        handle = self.current.handle(self.device)
+        if not hand_over(self.ptr, handle, NOBODY):
+            self.hold(self.ptr, self.current.object(self.device))
+            hand_over(self.ptr, handle, NOBODY, any_stream=True)
 
 
 NOBODY = 0

@@ -42,7 +42,7 @@ def address_of(x: Any) -> Address:
     """
     if type(x) is int:
         return Address(x)
-    layout = registry.layout_of(x, registry.framework_of(x))
+    layout = registry.layout_of(x, registry.framework_for(x))
     if layout is not None:
         ptr, shape, strides, dtype, readonly = layout
         return Address(ptr, shape, strides, "", None, readonly, dtype)

@@ -1,12 +1,11 @@
 """How an array lies in memory, and whether it may be shared as it is."""
 
-import math
 from typing import Any
 
 import numpy as np
 
-from rmm_managed_bridge._native import blocks
-from rmm_managed_bridge.arrays.address import Address, address_of, extent_of
+from rmm_managed_bridge._native.blocks import Block, KnownArray
+from rmm_managed_bridge.arrays.address import Address, address_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
 
@@ -14,38 +13,26 @@ HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
 
-class KnownArray:
-    """An array, and what is asked of it more than once: found once, carried through a view, its order and its hints."""
+def known(x: Any) -> KnownArray:
+    """Return an array with all that is known of it.
 
-    __slots__ = ("block", "dtype", "framework", "low", "ptr", "readonly", "shape", "size_bytes", "source", "strides")
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-        self.framework = registry.framework_of(source)
-        layout = registry.layout_of(source, self.framework)
-        if layout is None:
-            self._ask_protocol(source)
-        else:
-            self.ptr, self.shape, self.strides, self.dtype, self.readonly = layout
-            if self.strides is None:
-                self.low, self.size_bytes = self.ptr, math.prod(self.shape, start=self.dtype.itemsize)
-            else:
-                self.low, self.size_bytes = extent_of(Address(self.ptr, self.shape, self.strides), self.dtype.itemsize)
-        self.block = blocks.find(self.low)
-
-    def _ask_protocol(self, source: Any) -> None:
-        address = address_of(source)
-        if registry.is_lazy(source):
-            raise ViewError(
-                f"the memory of this {type(source).__name__} holds its values before conjugation or negation; call "
-                "resolve_conj() and resolve_neg() first"
-            )
-        self.ptr = address.ptr
-        self.shape = address.shape
-        self.strides = address.strides
-        self.readonly = address.readonly
-        self.dtype = dtype_of(source, address)
-        self.low, self.size_bytes = extent_of(address, self.dtype.itemsize)
+    Raises
+    ------
+    ViewError
+        If `x` is no array, or is one whose values are not what lies in its memory.
+    """
+    framework = registry.framework_for(x)
+    layout = registry.layout_of(x, framework)
+    if layout is not None:
+        return KnownArray(x, framework, *layout)
+    address = address_of(x)
+    if registry.is_lazy(x):
+        raise ViewError(
+            f"the memory of this {type(x).__name__} holds its values before conjugation or negation; call "
+            "resolve_conj() and resolve_neg() first"
+        )
+    dtype = dtype_of(x, address)
+    return KnownArray(x, framework, address.ptr, address.shape, address.strides, dtype, address.readonly)
 
 
 def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
@@ -67,7 +54,7 @@ def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     return np.dtype(address.typestr)
 
 
-def require_ours(array: KnownArray) -> blocks.Block:
+def require_ours(array: KnownArray) -> Block:
     """Return the block that all of the array lies in."""
     block = array.block
     if block is None or array.low + array.size_bytes > block.start + block.size_bytes:

@@ -5,33 +5,10 @@ from typing import Any
 
 from rmm_managed_bridge._native import blocks, ledger
 from rmm_managed_bridge._native import pool as native_pool
-from rmm_managed_bridge._native import process as native_process
-from rmm_managed_bridge.arrays.layout import KnownArray
+from rmm_managed_bridge._native.blocks import KnownArray, Loan
 from rmm_managed_bridge.frameworks import registry, torch
 from rmm_managed_bridge.frameworks.registry import CurrentStream
 from rmm_managed_bridge.frameworks.streams import stream_handle
-
-
-class Loan:
-    """Keeps the source of a view, and notes when a device view goes which stream may still be using it."""
-
-    __slots__ = ("_current", "_device", "_ptr", "_source")
-
-    def __init__(self, source: Any, ptr: int, device: int, current: CurrentStream | None) -> None:
-        self._source = source
-        self._ptr = ptr
-        self._device = device
-        self._current = current
-
-    def __del__(self) -> None:
-        # The source's block may be freed right after this. During shutdown nothing is freed, so nothing need be noted.
-        current = self._current
-        if current is None or native_process.phase() != "running":
-            return
-        handle = current.handle(self._device)
-        if not blocks.hand_over(self._ptr, handle, blocks.NOBODY):
-            hold(self._ptr, current.object(self._device))
-            blocks.hand_over(self._ptr, handle, blocks.NOBODY, any_stream=True)
 
 
 def lend(array: KnownArray, device: int, current: CurrentStream) -> tuple[Loan, int]:
@@ -47,19 +24,19 @@ def lend(array: KnownArray, device: int, current: CurrentStream) -> tuple[Loan, 
             hold(array.ptr, used.object(device))
         hold(array.ptr, current.object(device))
         blocks.hand_over(array.ptr, used_handle, blocks.STREAM, handle, any_stream=True)
-    return Loan(array.source, array.ptr, device, current), handle
+    return Loan(array.source, array.ptr, device, current, hold), handle
 
 
 def bring_home(array: KnownArray) -> None:
     """Wait for the work on the block, that of the framework's current stream included. Releases the GIL meanwhile."""
-    used = _stream_in_use(array)
-    if array.block is None:
+    block = array.block
+    if block is None:
         return
-    device = array.block.device
-    used_handle = None if used is None else used.handle(device)
+    used = _stream_in_use(array)
+    used_handle = None if used is None else used.handle(block.device)
     if not blocks.hand_over(array.ptr, used_handle, blocks.CPU):
         if used is not None:
-            hold(array.ptr, used.object(device))
+            hold(array.ptr, used.object(block.device))
         blocks.hand_over(array.ptr, used_handle, blocks.CPU, any_stream=True)
 
 
@@ -68,7 +45,7 @@ def note_use(x: Any, block: blocks.Block | None) -> None:
     if block is None:
         return
     hold_own_stream(block)
-    used = registry.stream_in_use(x, registry.framework_of(x), block.device)
+    used = registry.stream_in_use(x, registry.framework_for(x), block.device)
     if used is None:
         return
     handle = used.handle(block.device)
@@ -103,8 +80,9 @@ def hold_own_stream(block: blocks.Block) -> None:
 
 
 def _stream_in_use(array: KnownArray) -> CurrentStream | None:
-    if array.block is None:
+    block = array.block
+    if block is None or array.framework.name == "numpy":
         return None
-    if array.block.borrowed:
-        hold_own_stream(array.block)
-    return registry.stream_in_use(array.source, array.framework, array.block.device)
+    if block.borrowed:
+        hold_own_stream(block)
+    return registry.stream_in_use(array.source, array.framework, block.device)

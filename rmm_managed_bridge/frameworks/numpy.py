@@ -1,14 +1,12 @@
 """NumPy: arrays on the CPU, without streams."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge.frameworks.layout import Layout
 
-
-def layout_of(x: Any) -> Layout:
-    """Return how a NumPy array lies in memory. Raise TypeError if it is none."""
-    return numpy_handler.describe(x)
+layout_of: Callable[[Any], Layout] = numpy_handler.describe
 
 
 def owns_memory(x: Any) -> bool | None:

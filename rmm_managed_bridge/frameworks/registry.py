@@ -1,6 +1,6 @@
 """Which framework an object belongs to, and what is to be asked of that: streams, and whose memory it is.
 
-A framework that is added gets a module beside this one and a line in each table that it has an answer for.
+A framework that is added gets a module beside this one and a line in `FRAMEWORKS`.
 """
 
 import sys
@@ -28,31 +28,39 @@ class CurrentStream(NamedTuple):
     """What keeps the stream alive; takes much longer."""
 
 
+class Framework(NamedTuple):
+    """What can be asked of a framework's objects; None for what it does not tell."""
+
+    name: str
+    layout_of: Callable[[Any], Layout | None] | None = None
+    """How an array lies in memory, where that is faster than to ask a protocol."""
+    current: CurrentStream | None = None
+    keeps_stream: Callable[[Any], bool] | None = None
+    """True for a stream object that keeps its stream alive, False for one that may only wrap a handle."""
+    owns_memory: Callable[[Any], bool | None] | None = None
+    """Whether the framework made the memory of an array."""
+
+
 CUPY = CurrentStream(cupy.current_handle, cupy.current_stream)
 WARP = CurrentStream(warp.current_handle, warp.current_stream)
 TORCH = CurrentStream(torch.current_handle, torch.current_stream)
 
-_CURRENT_STREAM = {"cupy": CUPY, "warp": WARP, "torch": TORCH}
-_LAYOUT_OF: dict[str, Callable[[Any], Layout | None]] = {
-    "numpy": numpy.layout_of,
-    "cupy": cupy.layout_of,
-    "torch": torch.layout_of,
+FRAMEWORKS = {
+    each.name: each
+    for each in (
+        Framework("numpy", numpy.layout_of, owns_memory=numpy.owns_memory),
+        Framework("cupy", cupy.layout_of, CUPY, cupy.keeps_stream, cupy.owns_memory),
+        Framework("warp", None, WARP, warp.keeps_stream, warp.owns_memory),
+        Framework("torch", torch.layout_of, TORCH, torch.keeps_stream, torch.owns_memory),
+        Framework("rmm", keeps_stream=rmm.keeps_stream, owns_memory=rmm.owns_memory),
+        Framework("numba", keeps_stream=lambda stream: not getattr(stream, "external", True)),
+        Framework("rmm_managed_bridge", keeps_stream=lambda stream: True),
+    )
 }
-_KEEPS_STREAM: dict[str, Callable[[Any], bool]] = {
-    "cupy": cupy.keeps_stream,
-    "warp": warp.keeps_stream,
-    "torch": torch.keeps_stream,
-    "rmm": rmm.keeps_stream,
-    "numba": lambda stream: not getattr(stream, "external", True),
-    "rmm_managed_bridge": lambda stream: True,
-}
-_OWNS_MEMORY: dict[str, Callable[[Any], bool | None]] = {
-    "numpy": numpy.owns_memory,
-    "cupy": cupy.owns_memory,
-    "warp": warp.owns_memory,
-    "torch": torch.owns_memory,
-    "rmm": rmm.owns_memory,
-}
+_NOBODY = Framework("")
+_MOST_TYPES = 256
+_by_type: dict[type, Framework] = {}
+"""Of the frameworks' own classes, which last as long as the process."""
 
 
 def framework_of(x: Any) -> str:
@@ -60,9 +68,23 @@ def framework_of(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
+def framework_for(x: Any) -> Framework:
+    """Return what can be asked of `x`."""
+    kind = type(x)
+    found = _by_type.get(kind)
+    if found is None:
+        found = FRAMEWORKS.get(framework_of(x), _NOBODY)
+        # A class that is the module's own: others may come and go.
+        if found is not _NOBODY and getattr(sys.modules.get(found.name), kind.__name__, None) is kind:
+            if len(_by_type) >= _MOST_TYPES:
+                _by_type.clear()
+            _by_type[kind] = found
+    return found
+
+
 def owns_memory(x: Any) -> bool | None:
     """Return whether the framework of `x` made its memory; None if it does not tell."""
-    ask = _OWNS_MEMORY.get(framework_of(x))
+    ask = framework_for(x).owns_memory
     return None if ask is None else ask(x)
 
 
@@ -72,15 +94,17 @@ def keeps_stream(stream: Any) -> bool:
     Nothing is known of other libraries' objects. Those of cuda.core may wrap a handle, and be closed before their end.
     """
     owner = rmm.owner_of(stream) if framework_of(stream) == "rmm" else stream
-    ask = _KEEPS_STREAM.get(framework_of(owner))
+    ask = framework_for(owner).keeps_stream
     return ask is not None and ask(owner)
 
 
-def layout_of(x: Any, framework: str) -> Layout | None:
+def layout_of(x: Any, framework: Framework) -> Layout | None:
     """Return how an array lies in memory, if its framework is known to tell quickly; None for all others."""
-    ask = _LAYOUT_OF.get(framework)
+    ask = framework.layout_of
+    if ask is None:
+        return None
     try:
-        return None if ask is None else ask(x)
+        return ask(x)
     except (AttributeError, TypeError):  # of a class that is none of the framework's arrays
         return None
 
@@ -90,22 +114,20 @@ def is_lazy(x: Any) -> bool:
     return framework_of(x) == "torch" and torch.is_lazy(x)
 
 
-def stream_in_use(x: Any, framework: str, device: int) -> CurrentStream | None:
+def stream_in_use(x: Any, framework: Framework, device: int) -> CurrentStream | None:
     """Return how to ask for the stream that the framework of `x` enqueues work on now; None if it is not known."""
-    if framework == "rmm":
-        stream = rmm.buffer_stream(x)
+    current = framework.current
+    if current is None:
+        stream = rmm.buffer_stream(x) if framework.name == "rmm" else None
         return None if stream is None else CurrentStream(lambda device: stream_handle(stream), lambda device: stream)
-    current = _CURRENT_STREAM.get(framework)
     # CuPy knows of a current device where the memory has none.
-    if current is None or framework not in sys.modules or (device < 0 and current is not CUPY):
-        return None
-    return current
+    return current if framework.name in sys.modules and (device >= 0 or current is CUPY) else None
 
 
 def stream_of(x: Any, device: int | None) -> Any:
     """Return the stream that the framework of `x` enqueues work on now, as an object; None if it is not known."""
     number = -1 if device is None else device
-    current = stream_in_use(x, framework_of(x), number)
+    current = stream_in_use(x, framework_for(x), number)
     return None if current is None else current.object(number)
 
 
@@ -120,6 +142,6 @@ def ambient_stream(device: int) -> Any:
 
 def current_streams() -> Iterator[CurrentStream]:
     """Yield how to ask each imported framework for its current stream on a CUDA device."""
-    for name, current in _CURRENT_STREAM.items():
-        if name in sys.modules and (name != "torch" or torch.uses_cuda()):
-            yield current
+    for name, framework in FRAMEWORKS.items():
+        if framework.current is not None and name in sys.modules and (name != "torch" or torch.uses_cuda()):
+            yield framework.current

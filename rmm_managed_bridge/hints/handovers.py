@@ -3,8 +3,8 @@
 import numpy as np
 
 from rmm_managed_bridge._native import blocks, hint_table
+from rmm_managed_bridge._native.blocks import KnownArray
 from rmm_managed_bridge._native.hint_table import CPU, NOWHERE, PREFERRED, READ_MOSTLY
-from rmm_managed_bridge.arrays.layout import KnownArray
 from rmm_managed_bridge.arrays.stream_use import hold, hold_own_stream
 from rmm_managed_bridge.errors import BridgeError
 from rmm_managed_bridge.frameworks.streams import stream_handle

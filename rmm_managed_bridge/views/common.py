@@ -8,9 +8,10 @@ that the bridge never saw. `record_stream` tells it of one.
 from typing import Any
 
 from rmm_managed_bridge._native import blocks
+from rmm_managed_bridge._native.blocks import KnownArray, Loan
 from rmm_managed_bridge.arrays.address import address_of
-from rmm_managed_bridge.arrays.layout import KnownArray, not_ours, require_plain
-from rmm_managed_bridge.arrays.stream_use import Loan, hold, lend
+from rmm_managed_bridge.arrays.layout import known, not_ours, require_plain
+from rmm_managed_bridge.arrays.stream_use import hold, lend
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks.registry import CurrentStream
 from rmm_managed_bridge.frameworks.streams import stream_handle
@@ -48,7 +49,7 @@ def record_stream(x: Any, stream: Any) -> None:
 
 def described(x: Any, consumer: str) -> KnownArray:
     """Return where and what `x` is, if `consumer` can have such arrays."""
-    array = KnownArray(x)
+    array = known(x)
     require_plain(array, consumer)
     return array
 

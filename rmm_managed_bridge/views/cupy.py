@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rmm_managed_bridge._native.blocks import KnownArray
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import KnownArray, require_device, require_ours
+from rmm_managed_bridge.arrays.layout import require_device, require_ours
 from rmm_managed_bridge.frameworks.registry import CUPY
 from rmm_managed_bridge.views.common import described, import_framework, lend_to
 

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge._native import dlpack
+from rmm_managed_bridge._native.blocks import Loan
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, KnownArray, require_ours
-from rmm_managed_bridge.arrays.stream_use import Loan, bring_home, lend
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, known, require_ours
+from rmm_managed_bridge.arrays.stream_use import bring_home, lend
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
 
@@ -55,7 +56,7 @@ class DLPackArray:
     """What `as_dlpack` returns."""
 
     def __init__(self, x: Any) -> None:
-        array = KnownArray(x)
+        array = known(x)
         dtype = array.dtype
         if dtype.kind not in dlpack.CODES or not dtype.isnative:
             raise ViewError(f"DLPack has no type for dtype {dtype}; convert the array first")
@@ -116,7 +117,7 @@ class DLPackArray:
             return lend(self._array, self._device, current)[0]
         if stream != _NO_WAIT:
             bring_home(self._array)
-        return Loan(self._array.source, self._array.ptr, -1, None)
+        return Loan(self._array.source, self._array.ptr, -1, None, None)
 
     def _current_stream(self, stream: int) -> registry.CurrentStream | None:
         """Return how to ask for the current stream of the framework that is on `stream` now."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import KnownArray, require_host
+from rmm_managed_bridge.arrays.layout import known, require_host
 from rmm_managed_bridge.arrays.stream_use import bring_home
 from rmm_managed_bridge.hints import handovers
 
@@ -42,7 +42,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
     """
     check_hand_over(lambda: "cpu", x)
-    array = KnownArray(x)
+    array = known(x)
     if isinstance(x, np.ndarray):
         if array.block is not None:
             handovers.to_host(array)

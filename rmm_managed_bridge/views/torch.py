@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native.blocks import KnownArray, Loan
 from rmm_managed_bridge.arrays.access import check_hand_over
 from rmm_managed_bridge.arrays.ipc import guard_torch
-from rmm_managed_bridge.arrays.layout import KnownArray, require_device, require_ours
-from rmm_managed_bridge.arrays.stream_use import Loan
+from rmm_managed_bridge.arrays.layout import require_device, require_ours
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks.registry import TORCH
 from rmm_managed_bridge.frameworks.torch import own_dtype

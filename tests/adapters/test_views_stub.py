@@ -69,7 +69,7 @@ def test_a_view_does_not_own_its_data_and_its_base_holds_the_source(layout: str)
     view = bridge.as_cupy(array)
     assert not view.flags.owndata
     assert view.base.data.mem is view.data.mem
-    assert view.base.data.mem._owner._source is array
+    assert view.base.data.mem._owner.source is array
     assert view.view().base is view.base
     del array, view
 

@@ -70,16 +70,19 @@ def view_rows(device: str) -> list[Row]:
     warp, torch = imported("warp"), imported("torch")
     x = np.zeros(SIZE_BYTES // 4, np.float32)
     assert bridge.owns(x)
-    sources: dict[str, Any] = {"numpy": x}
+    makers: dict[str, Callable[[], Any]] = {"numpy": lambda: np.ones(x.shape, x.dtype)}
+    synchronize: Callable[[], object] = int
     if cupy is not None:
-        sources["cupy"] = cupy.ones(x.shape, x.dtype)
-    if warp is not None:
-        sources["warp"] = warp.ones(x.shape, dtype=warp.float32, device=device)
+        makers["cupy"] = lambda: cupy.ones(x.shape, x.dtype)
+        synchronize = cupy.cuda.Device().synchronize  # so that nothing is waited for in a view
+    if warp is not None and device != "cpu":
+        makers["warp"] = lambda: warp.ones(x.shape, dtype=warp.float32, device=device)
     if torch is not None and device != "cpu":
-        sources["torch"] = bridge.as_torch(x)
+        makers["torch"] = lambda: bridge.as_torch(np.ones(x.shape, x.dtype))
     copies: dict[str, Any] = {}
     if cupy is not None:
-        copies = {"as_cupy": lambda: cupy.asarray(x), "as_numpy": lambda: cupy.asnumpy(sources["cupy"])}
+        on_device = cupy.ones(x.shape, x.dtype)
+        copies = {"as_cupy": lambda: cupy.asarray(x), "as_numpy": lambda: cupy.asnumpy(on_device)}
     if warp is not None:
         copies["as_warp"] = lambda: warp.array(x, dtype=warp.float32, device=device)
     if torch is not None:
@@ -88,22 +91,15 @@ def view_rows(device: str) -> list[Row]:
     rows = []
     for name, constructor in own.items():
         view = getattr(bridge, name)
-        for source, array in sources.items():
-            if source == name.removeprefix("as_") or (source == "warp" and device == "cpu"):
+        for source, make in makers.items():
+            if source == name.removeprefix("as_"):
                 continue
-            if cupy is not None:
-                cupy.cuda.Device().synchronize()  # so that nothing is waited for below
+            # One for each view: an array that another framework used as well is ordered after that one, too.
+            array = make()
+            synchronize()
             rows.append(view_row(name, source, lambda v=view, a=array: v(a), "its own constructor", constructor))
-        if name in copies:
-            rows.append(
-                view_row(
-                    name,
-                    "numpy" if name != "as_numpy" else "cupy",
-                    lambda v=view, a=sources["numpy" if name != "as_numpy" else "cupy"]: v(a),
-                    "a copy of it",
-                    copies[name],
-                )
-            )
+            if name in copies and source == ("cupy" if name == "as_numpy" else "numpy"):
+                rows.append(view_row(name, source, lambda v=view, a=array: v(a), "a copy of it", copies[name]))
     return rows
 
 
