@@ -78,15 +78,15 @@ def require_plain(array: KnownArray, consumer: str) -> None:
         )
 
 
-def require_device(array: KnownArray) -> int:
-    """Return the device that reaches the array."""
+def require_device(array: KnownArray) -> Block:
+    """Return the block that all of the array lies in, if a device reaches it."""
     block = require_ours(array)
     if block.kind not in DEVICE_ACCESSIBLE or block.device < 0:
         raise ViewError(
             f"this {type(array.source).__name__} lies in {block.kind} memory, which no device reaches; call "
             "install(backend='managed', initial_pool_size=...) on a machine with a GPU before the array is made"
         )
-    return block.device
+    return block
 
 
 def require_host(array: KnownArray) -> None:

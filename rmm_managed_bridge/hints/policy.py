@@ -18,6 +18,12 @@ _installed = Hints.none
 _noted_bytes: int | None = None  # of contexts and tags
 _least_bytes: int | None = None  # of these and of `install`
 _lock = threading.Lock()
+_ever = False  # whether any hints were ever asked for
+
+
+def in_use() -> bool:
+    """Return False as long as nobody has asked for hints of any kind: most programs never do."""
+    return _ever
 
 
 class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hints("device"):`
@@ -83,8 +89,9 @@ def set_installed(hints: Hints) -> None:
 
     It is all that counts for new blocks of RMM and PyTorch: they are made without the GIL, where no context is seen.
     """
-    global _installed
+    global _installed, _ever
     _installed = hints
+    _ever = _ever or hints.placement != "none"
     _tell_least()
     hint_table.prefetch_new_blocks(hints.min_bytes if hints.placement == "device" else None)
 
@@ -118,7 +125,8 @@ def wants_to_know(size_bytes: int) -> bool:
 
 def _note(hints: Hints) -> None:
     """Let the native entry points report blocks from this size on: for the life of the process, as tags stay."""
-    global _noted_bytes
+    global _noted_bytes, _ever
+    _ever = True
     if hints.placement == "device":
         with _lock:
             _noted_bytes = min(hints.min_bytes, hints.min_bytes if _noted_bytes is None else _noted_bytes)

@@ -15,7 +15,7 @@ from rmm_managed_bridge.arrays.stream_use import hold, lend
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks.registry import CurrentStream
 from rmm_managed_bridge.frameworks.streams import stream_handle
-from rmm_managed_bridge.hints import handovers
+from rmm_managed_bridge.hints import handovers, policy
 
 
 def owns(x: Any) -> bool:
@@ -57,7 +57,8 @@ def described(x: Any, consumer: str) -> KnownArray:
 def lend_to(array: KnownArray, device: int, current: CurrentStream) -> Loan:
     """Order the framework's current stream after the work on the block, and give the hints that are in use there."""
     loan, stream = lend(array, device, current)
-    handovers.to_device(array, device, stream)
+    if policy.in_use():
+        handovers.to_device(array, device, stream)
     return loan
 
 

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rmm_managed_bridge._native.blocks import KnownArray
+from rmm_managed_bridge._native.blocks import Block, KnownArray
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import require_device, require_ours
+from rmm_managed_bridge.arrays.layout import require_device
 from rmm_managed_bridge.frameworks.registry import CUPY
 from rmm_managed_bridge.views.common import described, import_framework, lend_to
 
@@ -49,17 +49,18 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     array = described(x, "CuPy")
     if array.size_bytes == 0:
         return cupy.empty(array.shape, array.dtype)
-    device = require_device(array)
-    if cupy.cuda.runtime.getDevice() == device:
-        return _view(cupy, array, device)
-    with cupy.cuda.Device(device):
-        return _view(cupy, array, device)
+    block = require_device(array)
+    if cupy.cuda.runtime.getDevice() == block.device:
+        return _view(cupy.cuda, array, block)
+    with cupy.cuda.Device(block.device):
+        return _view(cupy.cuda, array, block)
 
 
-def _view(cupy: Any, array: KnownArray, device: int) -> "cupy.ndarray":
-    block = require_ours(array)
-    loan = lend_to(array, device, CUPY)
-    memory = cupy.cuda.UnownedMemory(block.start, block.size_bytes, loan, device)
-    pointer = cupy.cuda.MemoryPointer(memory, array.ptr - block.start)
+def _view(cuda: Any, array: KnownArray, block: Block) -> "cupy.ndarray":
+    import cupy
+
+    loan = lend_to(array, block.device, CUPY)
+    memory = cuda.UnownedMemory(block.start, block.size_bytes, loan, block.device)
+    pointer = cuda.MemoryPointer(memory, array.ptr - block.start)
     # What CuPy makes from a pointer has no base, and so says that it owns its data; a view of that does not.
     return cupy.ndarray(array.shape, array.dtype, pointer, strides=array.strides).view()

@@ -8,7 +8,7 @@ from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge.arrays.access import check_hand_over
 from rmm_managed_bridge.arrays.layout import known, require_host
 from rmm_managed_bridge.arrays.stream_use import bring_home
-from rmm_managed_bridge.hints import handovers
+from rmm_managed_bridge.hints import handovers, policy
 
 
 def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
@@ -51,6 +51,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     if array.size_bytes == 0:
         return np.empty(array.shape, array.dtype)
     require_host(array)
-    handovers.to_host(array)
+    if policy.in_use():
+        handovers.to_host(array)
     bring_home(array)
     return numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)

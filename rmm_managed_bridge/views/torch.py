@@ -62,7 +62,7 @@ def as_torch(x: Any) -> "torch.Tensor":
         return torch.from_numpy(
             numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)
         )
-    device = require_device(array)
+    device = require_device(array).device
     guard_torch(torch)
     loan = lend_to(array, device, TORCH)
     try:

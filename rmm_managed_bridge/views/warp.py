@@ -59,7 +59,7 @@ def as_warp(x: Any) -> "warp.array[Any]":
     if require_ours(array).kind == "host":
         where = warp.get_device("cpu")
     else:
-        device = require_device(array)
+        device = require_device(array).device
         where, loan = device_object(device), lend_to(array, device, WARP)
     view = warp.array(
         ptr=array.ptr,

@@ -11,15 +11,11 @@ namespace {
 
 bool live(const TrackedPool::Found& found) { return found.block != nullptr && (found.block->flags.load() & Block::kLive) != 0; }
 
-// 0, 2 or 3 of `record_stream_use`.
-int record_use(Process* process, const TrackedPool::Found& found, CUstream stream, bool lose_it) {
-  auto* pool = static_cast<TrackedPool*>(found.span->pool);
-  KnownStream ref;
-  // Also while the stream is being captured: the note costs no call that could break that.
-  if (!process->running() || !pool->resolve_for_free(stream, ref)) return pool->ordered() ? 2 : 0;
-  if (ref.key == StreamRef::kUnseenKey && !lose_it) return 3;
-  pool->record_stream(found.block, static_cast<const char*>(found.start), ref);
-  return 0;
+// A stream to be noted, also while it is being captured: that costs no call which could break the capture. 0, 2 or 3 of
+// `record_stream_use`; 0 with a host stream where nothing has an order.
+int resolve_use(Process* process, TrackedPool* pool, CUstream stream, bool lose_it, KnownStream& out) {
+  if (!process->running() || !pool->resolve_for_free(stream, out)) return pool->ordered() ? 2 : 0;
+  return out.key == StreamRef::kUnseenKey && !lose_it ? 3 : 0;
 }
 
 }  // namespace
@@ -41,7 +37,12 @@ TrackedPool* pool_of(Process* process, const void* ptr) { return TrackedPool::of
 
 int record_stream_use(Process* process, const void* ptr, CUstream stream, bool lose_it) {
   const TrackedPool::Found found = TrackedPool::find(*process, ptr);
-  return live(found) ? record_use(process, found, stream, lose_it) : 1;
+  if (!live(found)) return 1;
+  auto* pool = static_cast<TrackedPool*>(found.span->pool);
+  KnownStream ref;
+  const int problem = resolve_use(process, pool, stream, lose_it, ref);
+  if (problem == 0) pool->record_stream(found.block, static_cast<const char*>(found.start), ref);
+  return problem;
 }
 
 bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& refusal) {
@@ -65,15 +66,16 @@ HandedOver hand_over(Process* process, const void* ptr, const HandOver& what, Re
   if (!live(found)) return HandedOver::not_live;
   auto* pool = static_cast<TrackedPool*>(found.span->pool);
   const auto* start = static_cast<const char*>(found.start);
-  KnownStream user;
+  KnownStream used, user;
   refusal = what.user == nullptr ? Refusal::none : pool->resolve(*what.user, user);
   if (refusal != Refusal::none) return HandedOver::refused;
+  const int problem = what.used == nullptr ? 0 : resolve_use(process, pool, *what.used, false, used);
+  if (problem != 0) return problem == 2 ? HandedOver::used_unknown : HandedOver::used_capturing;
   if (!what.any_stream) {
-    if (what.used != nullptr && !holds_stream(pool, *what.used)) return HandedOver::used_not_held;
-    if (what.user != nullptr && !pool->need_not_hold(user)) return HandedOver::user_not_held;
+    if (!pool->need_not_hold(used)) return HandedOver::used_not_held;
+    if (!pool->need_not_hold(user)) return HandedOver::user_not_held;
   }
-  const int noted = what.used == nullptr ? 0 : record_use(process, found, *what.used, false);
-  if (noted != 0) return noted == 2 ? HandedOver::used_unknown : HandedOver::used_capturing;
+  pool->record_stream(found.block, start, used);  // a host stream is nothing to note
   if (what.cpu && process->running()) refusal = pool->synchronize(found.block, start);
   if (what.user != nullptr) refusal = pool->order(found.block, start, user);
   return refusal == Refusal::none ? HandedOver::done : HandedOver::refused;
