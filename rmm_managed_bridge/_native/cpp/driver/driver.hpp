@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <cstdint>
 #include <string>
@@ -50,53 +49,14 @@ struct Driver {
   std::string why_not;  // for people, where `loaded` is false or `devices` is 0
 
   // Loads `library`; may be called again after a failure. Makes no context.
-  void load(const char* library) {
-    if (loaded) return;
-    void* handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
-    if (handle == nullptr) {
-      why_not = std::string("no CUDA driver: ") + library + " cannot be loaded";
-      return;
-    }
-#define BRIDGE_LOOK_UP(name, declaration, symbol)                             \
-  name = reinterpret_cast<decltype(name)>(dlsym(handle, symbol));             \
-  if (name == nullptr) {                                                      \
-    why_not = std::string("the CUDA driver is too old: it has no ") + symbol; \
-    return;                                                                   \
-  }
-    BRIDGE_DRIVER_FUNCTIONS(BRIDGE_LOOK_UP)
-#undef BRIDGE_LOOK_UP
-    if (CUresult result = init(0); result != CUDA_SUCCESS) {
-      why_not = "the CUDA driver does not start: " + name_of(result);
-      return;
-    }
-    loaded = true;
-    if (device_count(&devices) != CUDA_SUCCESS) devices = 0;
-    if (devices == 0) why_not = "the CUDA driver sees no device";
-  }
+  void load(const char* library);
 
-  std::string name_of(CUresult result) const {
-    const char* name = nullptr;
-    if (error_name == nullptr || error_name(result, &name) != CUDA_SUCCESS || name == nullptr) {
-      return "CUresult " + std::to_string(static_cast<int>(result));
-    }
-    return name;
-  }
+  std::string name_of(CUresult result) const;
 
   // Bytes of memory that all devices have together.
-  std::size_t total_memory() const {
-    std::size_t sum = 0;
-    for (int device = 0; loaded && device < devices; ++device) {
-      std::size_t bytes = 0;
-      if (device_memory(&bytes, device) == CUDA_SUCCESS) sum += bytes;
-    }
-    return sum;
-  }
+  std::size_t total_memory() const;
 
-  int attribute(int device, int which) const {
-    int value = 0;
-    if (!loaded || device_attribute(&value, static_cast<CUdevice_attribute>(which), device) != CUDA_SUCCESS) return 0;
-    return value;
-  }
+  int attribute(int device, int which) const;
 };
 
 // While one lives, this thread has `context` current and its capture mode is relaxed, so that nothing it calls can break a
