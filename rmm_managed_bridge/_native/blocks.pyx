@@ -40,7 +40,8 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     int record_stream_use(CProcess* process, const void* ptr, CUstream stream) except +
     bool order_block(CProcess* process, const void* ptr, CUstream stream, Refusal& refusal) except +
     Refusal synchronize_block(CProcess* process, const void* ptr) except +
-    HandedOver native_hand_over "rmm_bridge::hand_over"(CProcess* process, const void* ptr, const CHandOver& what, Refusal& refusal) except +
+    HandedOver native_hand_over "rmm_bridge::hand_over"(CProcess* process, const void* ptr, const CHandOver& what,
+                                                        Refusal& refusal) except +
     bool pointer_attribute(CProcess* process, uintptr_t ptr, int which, int device, uint64_t& value)
     bool reaches_address "rmm_bridge::reaches"(CProcess* process, uintptr_t ptr, int device)
 
