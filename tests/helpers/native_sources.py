@@ -33,9 +33,9 @@ def fake_driver_alone(out: Path) -> Path:
     return compile_program(out, UNITS, *alone)
 
 
-def run_program(program: Path, *arguments: str, timeout: float = 120) -> str:
+def run_program(program: Path, *arguments: str, timeout: float | None = 120) -> str:
     """Run a program that tells of its problems; return what else it says. It fails where there is one."""
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
     command = [str(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=timeout)
     assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]

@@ -8,30 +8,18 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import UNITS, cuda_include
-from helpers.native_sources import CPP, one_unit
+from helpers.native_sources import CPP, compile_program, one_unit, run_program
 
 SANITIZERS = {"threads": "thread", "addresses": "address,undefined"}
 LONG = os.environ.get("BRIDGE_STRESS_STEPS")  # 20000 and more; each test has a short form for CI
 
 
 def compile_with(sanitizer: str, sources: Sequence[Path], out: Path, *flags: str) -> None:
-    include = cuda_include()
-    includes = [f"-isystem{include}"] if include else []
-    command = ["g++", "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", f"-I{CPP}", *includes, *flags]
-    subprocess.run([*command, *map(str, sources), "-o", str(out), "-pthread", "-ldl"], check=True)
+    compile_program(out, sources, f"-fsanitize={sanitizer}", *flags)
 
 
 def run(program: Path, *arguments: str) -> None:
-    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run(
-        [str(program), *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=None if LONG else 250,
-    )
-    assert (done.returncode, done.stdout) == (0, "0 problems\n"), done.stderr[-4000:]
+    run_program(program, *arguments, timeout=None if LONG else 250)
 
 
 pytestmark = pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
