@@ -2,6 +2,8 @@
 //   pool_faults FAKE_DRIVER_LIBRARY trim | copy | making | slabs
 #include "failing_new.hpp"
 
+#include <dlfcn.h>
+
 #include <barrier>
 #include <csignal>
 #include <cstdio>
