@@ -6,6 +6,7 @@ KINDS: Final[tuple[str, ...]]
 ACTIONS: Final[tuple[str, ...]]
 WARNINGS: Final[tuple[str, ...]]
 NATIVE: Final[CallSite]
+OTHER: Final[CallSite]
 
 def allocation_of(address: int) -> Allocation | None: ...
 def holders() -> list[tuple[Holder, Usage, int, int]]: ...

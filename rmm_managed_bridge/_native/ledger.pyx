@@ -4,12 +4,11 @@
 import time
 
 cimport cython
-from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
 from rmm_managed_bridge._native.process cimport (
-    CProcess, CUsage, CWarning, Entry, HistoryEvent, HolderKey, Origin, origin, process,
+    CProcess, CUsage, CWarning, Entry, HistoryEvent, HolderKey, SiteText, SiteTexts, process,
 )
 
 
@@ -27,31 +26,33 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     uint32_t entry_of(CProcess* process, const void* ptr)
 
 
-cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
-    void site_parts(Origin* origin, uint32_t site, PyObject** code, int* line)
+cdef extern from "entry/call_site.hpp" namespace "rmm_bridge":
+    object new_str(const SiteText& text)
 
 ACTIONS = ("allocate", "deallocate", "resize", "failure", "foreign_free", "size_mismatch", "damage")
 WARNINGS = ("quarantine_full", "written_before", "written_behind", "written_after_free")
 NATIVE = CallSite("native", 0, "")
+OTHER = CallSite("other code", 0, "")  # lines for which the table of call sites had no room
 
 
 @cython.final
 cdef class _SiteCache:
     cdef list sites
+    cdef dict names  # many lines are in one file
 
     def __cinit__(self):
-        self.sites = []
+        self.sites = [NATIVE, OTHER]  # as Sites numbers them
+        self.names = {}
+
+    cdef object name(self, const SiteText& text):
+        made = new_str(text)
+        return self.names.setdefault(made, made)
 
     cdef object get(self, uint32_t number):
-        cdef PyObject* code
-        cdef int line
+        cdef SiteTexts found
         while len(self.sites) <= number:
-            site_parts(origin, <uint32_t>len(self.sites), &code, &line)
-            if code == NULL:
-                self.sites.append(NATIVE)
-            else:
-                found = <object>code
-                self.sites.append(CallSite(found.co_filename, line, found.co_qualname))
+            found = process.sites.at(<uint32_t>len(self.sites))
+            self.sites.append(tuple.__new__(CallSite, (self.name(found.file), found.line, self.name(found.function))))
         return self.sites[number]
 
 cdef _SiteCache _sites = _SiteCache()
@@ -67,9 +68,9 @@ cdef object _allocation(const Entry& entry):
 
 
 cdef object _holder(const HolderKey& key, int64_t size_bytes, int64_t count):
-    return Holder(
+    return tuple.__new__(Holder, (
         _frameworks[key.framework], _tags[key.tag], _sites.get(key.site), key.device, KINDS[key.kind], size_bytes, count
-    )
+    ))
 
 
 cdef object _event(str action, const HolderKey& who, const Entry& entry, uint64_t stated_bytes):
@@ -105,10 +106,10 @@ def holders():
     result = []
     for i in range(keys.size()):
         holder = _holder(keys[i], usages[i].current_bytes, usages[i].current_count)
-        usage = Usage(
+        usage = tuple.__new__(Usage, (
             usages[i].current_bytes, usages[i].current_count, usages[i].peak_bytes, usages[i].total_bytes,
             usages[i].total_count,
-        )
+        ))
         result.append((holder, usage, usages[i].at_peak_bytes, usages[i].at_peak_count))
     return result
 
@@ -175,8 +176,8 @@ def counters():
     """Return (current bytes, peak bytes, foreign frees, size mismatches, failures, ledger bytes, damaged blocks)."""
     return (
         process.ledger.current_bytes(), process.ledger.peak_bytes(), process.foreign_free_count(),
-        process.size_mismatch_count(), process.failure_count(), process.ledger.overhead_bytes(),
-        process.warnings.damaged_count(),
+        process.size_mismatch_count(), process.failure_count(),
+        process.ledger.overhead_bytes() + process.sites.overhead_bytes(), process.warnings.damaged_count(),
     )
 
 

@@ -105,6 +105,18 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         void close_scope(int scope)
         size_t overhead_bytes()
 
+    cdef cppclass SiteText "rmm_bridge::Text":
+        pass
+
+    cdef cppclass SiteTexts "rmm_bridge::Sites::Site":
+        SiteText file
+        SiteText function
+        int line
+
+    cdef cppclass CSites "rmm_bridge::Sites":
+        SiteTexts at(uint32_t id)
+        size_t overhead_bytes()
+
     cdef enum class Phase(int):
         running
         forked
@@ -113,6 +125,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass CProcess "rmm_bridge::Process":
         CProcess() except +
         CLedger ledger
+        CSites sites
         CBudgets budgets
         CWarnings warnings
         CHistory history

@@ -98,7 +98,7 @@ def set_internal_files(prefixes):
     """Call sites in files whose names begin with one of `prefixes` are not the user's."""
     cdef vector[string] native
     for prefix in prefixes:
-        native.push_back(os.fsencode(prefix))
+        native.push_back(prefix.encode("utf-32-le", "surrogatepass"))
     set_internal(origin, native)
 
 

@@ -1,130 +1,66 @@
 // Where in the user's program an allocation came from: the first Python frame outside the bridge and the frameworks,
 // and the tag it was made under.
 //
-// Everything here needs the GIL; that is also what guards the tables.
+// Everything here needs the GIL; that is also what guards the caches. The table behind them has a lock of its own.
 #pragma once
 
 #include <Python.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "entry/code_cache.hpp"
 #include "entry/interpreter.hpp"
 #include "entry/python_frames.hpp"
 #include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
-struct SiteKey {
-  PyCodeObject* code = nullptr;
-  int instruction = 0;
-  bool operator==(const SiteKey&) const = default;
-};
-struct SiteKeyHash {
-  std::size_t operator()(const SiteKey& key) const noexcept {
-    return ((reinterpret_cast<std::uintptr_t>(key.code) >> 4) + static_cast<unsigned>(key.instruction)) * 0x9E3779B97F4A7C15ull;
-  }
-};
-
-struct Site {
-  PyCodeObject* code = nullptr;
-  int line = 0;
-};
-
 class CallSites {
  public:
-  static constexpr std::uint32_t kNative = 0;
-  // A program that makes code without end (one code object a notebook cell is nowhere near): later sites are "native".
-  static constexpr std::size_t kLimit = std::size_t{1} << 20;
+  explicit CallSites(Sites& table);
 
-  // Files below one of these are not the user's.
-  void set_internal(std::vector<std::string> prefixes) {
-    prefixes_ = std::move(prefixes);
-    codes_.clear();  // their references stay: see `internal`
-    recent_codes_ = {};
-    recent_sites_ = {};
-  }
+  // Files whose names begin with one of these are not the user's. As UTF-32, with lone surrogates for bytes that are no text.
+  void set_internal(std::vector<std::string> prefixes) noexcept;
 
-  // kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
-  std::uint32_t capture(PyThreadState* thread) noexcept {
-    try {
-      std::uint32_t site = kNative;
-      visit_frames(thread, [&](PyCodeObject* code, int instruction) {
-        const SiteKey key{code, instruction};
-        Recent<SiteKey, std::uint32_t>& recent = recent_sites_[SiteKeyHash{}(key) >> kRecentShift];
-        if (recent.key != key) {
-          if (internal(code)) return false;
-          recent = {key, intern(key)};  // the table keeps the code
-        }
-        site = recent.value;
+  // Sites::kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
+  [[gnu::always_inline]] std::uint32_t capture(PyThreadState* thread) noexcept {
+    // What proves an answer is good for one interpreter; and another's thread may hold another GIL.
+    if (thread->interp != main_) [[unlikely]]
+      return capture_uncached(thread);
+    std::uint32_t site = Sites::kNative;
+    visit_frames(thread, [&](PyCodeObject* code, int instruction) {
+      if (const std::uint32_t* known = sites_.find(code, instruction); known != nullptr) [[likely]] {
+        site = *known;
         return true;
-      });
-      return site;
-    } catch (const std::bad_alloc&) {
-      return kNative;
-    }
+      }
+      const bool* internal = internal_codes_.find(code, 0);
+      if (internal != nullptr ? *internal : learn_internal(code)) return false;
+      site = learn_site(code, instruction);
+      return true;
+    });
+    return site;
   }
-
-  const Site& at(std::uint32_t site) const { return sites_[site]; }
 
  private:
-  static constexpr std::size_t kRecent = 64;
-  static constexpr unsigned kRecentShift = 64 - 6;
+  bool is_internal(const PyCodeObject* code) const noexcept;
+  std::uint32_t intern(PyCodeObject* code, int instruction) noexcept;
+  bool learn_internal(PyCodeObject* code) noexcept;
+  std::uint32_t learn_site(PyCodeObject* code, int instruction) noexcept;
+  std::uint32_t capture_uncached(PyThreadState* thread) noexcept;
 
-  template <typename Key, typename Value>
-  struct Recent {
-    Key key{};
-    Value value{};
-  };
-
-  bool internal(PyCodeObject* code) {
-    Recent<PyCodeObject*, bool>& recent = recent_codes_[SiteKeyHash{}({code, 0}) >> kRecentShift];
-    if (recent.key == code) return recent.value;
-    auto [found, fresh] = codes_.try_emplace(code, false);
-    if (fresh) {
-      // The table's own reference: a dead code object's address could come back as somebody else's code.
-      Py_INCREF(code);
-      Py_ssize_t length = 0;
-      PyObject *type, *value, *traceback;
-      PyErr_Fetch(&type, &value, &traceback);
-      const char* file = PyUnicode_AsUTF8AndSize(code->co_filename, &length);
-      PyErr_Restore(type, value, traceback);
-      if (file != nullptr) {
-        const std::string_view name(file, static_cast<std::size_t>(length));
-        for (const std::string& prefix : prefixes_) found->second = found->second || name.starts_with(prefix);
-      }
-    }
-    recent = {code, found->second};
-    return found->second;
-  }
-
-  [[gnu::noinline]] std::uint32_t intern(const SiteKey& key) {
-    auto found = index_.find(key);
-    if (found == index_.end()) {
-      if (sites_.size() >= kLimit) return kNative;
-      sites_.push_back({key.code, PyCode_Addr2Line(key.code, key.instruction)});
-      found = index_.emplace(key, static_cast<std::uint32_t>(sites_.size() - 1)).first;
-    }
-    return found->second;
-  }
-
+  Sites& table_;
+  PyInterpreterState* const main_;
   std::vector<std::string> prefixes_;
-  std::unordered_map<PyCodeObject*, bool> codes_;
-  std::unordered_map<SiteKey, std::uint32_t, SiteKeyHash> index_;
-  std::vector<Site> sites_{Site{}};
-  // A program allocates at a few places again and again: no look-up in a table for those.
-  std::array<Recent<SiteKey, std::uint32_t>, kRecent> recent_sites_{};
-  std::array<Recent<PyCodeObject*, bool>, kRecent> recent_codes_{};
+  CodeCache<std::uint32_t, 64> sites_;
+  CodeCache<bool, 32> internal_codes_;
 };
 
 // Who asks for memory, as far as this thread may look: site and tag need the GIL.
 class Origin {
  public:
-  explicit Origin(const Process* process) : process(process) {}
+  explicit Origin(Process* process) : process(process), sites(process->sites) {}
 
   const Process* process;
   CallSites sites;
@@ -152,6 +88,8 @@ class Origin {
 
 Origin* new_origin(Process* process, PyObject* tag_variable);
 void set_internal(Origin* origin, std::vector<std::string> prefixes);
-void site_parts(Origin* origin, std::uint32_t site, PyObject** code, int* line);
+
+// Null with a Python error set.
+PyObject* new_str(const Text& text);
 
 }  // namespace rmm_bridge

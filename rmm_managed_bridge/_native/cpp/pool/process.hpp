@@ -18,6 +18,7 @@
 #include "ledger/history.hpp"
 #include "ledger/ledger.hpp"
 #include "ledger/pending_warnings.hpp"
+#include "ledger/sites.hpp"
 #include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
 
@@ -41,6 +42,7 @@ class ForkLocks {
 struct Process {
   PageMap pages;
   Ledger ledger;
+  Sites sites;
   Budgets budgets;
   History history;
   PendingWarnings warnings;
@@ -91,6 +93,7 @@ struct Process {
     locks_lock_.lock();
     for (ForkLocks* pool : locks_) pool->lock_for_fork();
     ledger.for_each_lock([](auto& lock) { lock.lock(); });
+    sites.lock_for_fork().lock();
     history.lock_for_fork().lock();
     warnings.lock_for_fork().lock();
     pages.lock_for_fork().lock();
@@ -101,6 +104,7 @@ struct Process {
     pages.lock_for_fork().unlock();
     warnings.lock_for_fork().unlock();
     history.lock_for_fork().unlock();
+    sites.lock_for_fork().unlock();
     ledger.for_each_lock([](auto& lock) { lock.unlock(); });
     for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();

@@ -1,0 +1,74 @@
+#include "ledger/sites.hpp"
+
+#include <mutex>
+#include <new>
+
+namespace rmm_bridge {
+
+namespace {
+constexpr std::uint32_t kFirst = Sites::kOther + 1;
+}
+
+std::uint32_t Sites::intern(const Text& file, const Text& function, int line) noexcept {
+  std::scoped_lock lock(lock_);
+  try {
+    return add(file, function, line);
+  } catch (const std::bad_alloc&) {
+    return kOther;
+  }
+}
+
+std::uint32_t Sites::add(const Text& file, const Text& function, int line) {
+  const Name* known_file = find(file);
+  const Name* known_function = find(function);
+  if (known_file != nullptr && known_function != nullptr) {
+    if (auto found = index_.find({known_file, known_function, line}); found != index_.end()) return found->second;
+  }
+  // All that is refused is refused before anything is kept: a full table does not grow by what it has no room for.
+  const bool generated = file.size() > 0 && file.at(0) == '<';
+  const std::size_t text_bytes =
+      (known_file == nullptr ? file.bytes.size() : 0) + (known_function == nullptr ? function.bytes.size() : 0);
+  if (file.width == 0 || function.width == 0 || places_.size() >= kMost || (generated && generated_ >= kMostGenerated) ||
+      file.bytes.size() > kLongestText || function.bytes.size() > kLongestText || text_bytes > kMostText - text_bytes_) {
+    return kOther;
+  }
+  const Place place{keep(file), keep(function), line};
+  const auto id = static_cast<std::uint32_t>(places_.size()) + kFirst;
+  places_.push_back(place);
+  try {
+    index_.emplace(place, id);
+  } catch (...) {
+    places_.pop_back();
+    throw;
+  }
+  if (generated) ++generated_;
+  return id;
+}
+
+const Sites::Name* Sites::find(const Text& text) const {
+  const auto found = names_.find(text);
+  return found == names_.end() ? nullptr : &*found;
+}
+
+const Sites::Name* Sites::keep(const Text& text) {
+  if (const Name* known = find(text); known != nullptr) return known;
+  const Name* kept = &*names_.insert({std::string(text.bytes), text.width}).first;
+  text_bytes_ += text.bytes.size();
+  return kept;
+}
+
+Sites::Site Sites::at(std::uint32_t id) noexcept {
+  std::scoped_lock lock(lock_);
+  if (id < kFirst) return {};
+  const Place& place = places_[id - kFirst];
+  return {*place.file, *place.function, place.line};
+}
+
+std::size_t Sites::overhead_bytes() noexcept {
+  constexpr std::size_t kNode = 2 * sizeof(void*);
+  std::scoped_lock lock(lock_);
+  return text_bytes_ + names_.size() * (sizeof(Name) + kNode) + names_.bucket_count() * sizeof(void*) +
+         places_.size() * (2 * sizeof(Place) + sizeof(std::uint64_t) + kNode) + index_.bucket_count() * sizeof(void*);
+}
+
+}  // namespace rmm_bridge
