@@ -1,4 +1,4 @@
-"""What this machine and its devices can do, and what follows from it: the backend, and advice on huge pages."""
+"""What this machine and its devices have and can do, and what follows: the backend, and advice on huge pages."""
 
 import functools
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.units import format_bytes
 
 # Numbers of CUdevice_attribute, from cuda.h.
 _UNIFIED_ADDRESSING = 41
@@ -31,6 +32,27 @@ class Traits(NamedTuple):
     """The device walks the CPU's page tables (ATS), as Grace Hopper does."""
     unified_addressing: bool
     """Kernels may use pinned host memory at the address that the CPU has for it."""
+
+
+class Memory(NamedTuple):
+    """What there is of host memory."""
+
+    machine_bytes: int
+    allowed_bytes: int
+    """What this process may have of it."""
+    limited_by: str
+    """The file of a control group, or ``"ulimit -v"``; empty where the machine is the limit."""
+
+    def __str__(self) -> str:
+        limit = f", of which this process may have {format_bytes(self.allowed_bytes)} ({self.limited_by})"
+        return format_bytes(self.machine_bytes) + (limit if self.limited_by else "")
+
+
+def host_memory() -> Memory:
+    """Return what this process may have of the machine's memory, as its control groups and `ulimit` are now."""
+    machine_bytes, allowed_bytes = native_process.memory_bytes(-1), native_process.allowed_bytes()
+    limited_by = native_process.memory_limit()[1] if allowed_bytes < machine_bytes else ""
+    return Memory(machine_bytes, allowed_bytes, limited_by)
 
 
 def load_driver() -> tuple[int, str]:

@@ -48,16 +48,32 @@ def out_of_memory(
     quarantined_bytes: int,
     largest_free_bytes: int,
     limit_bytes: int,
+    refused: str,
 ) -> MemoryError:
-    """The error for an allocation that neither pool nor upstream can serve. Says who holds the most."""
+    """The error for an allocation that neither pool nor upstream can serve. Says who refused, and who holds the most."""
     lines = [
         f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(live_bytes)} live, "
         f"{format_bytes(reserved_bytes)} of at most {format_bytes(limit_bytes)} reserved, largest free piece "
-        f"{format_bytes(largest_free_bytes)}, {format_bytes(quarantined_bytes)} waiting for device work"
+        f"{format_bytes(largest_free_bytes)}, {format_bytes(quarantined_bytes)} waiting for device work; {refused}"
     ]
     holding = [holder for holder, _, _, _ in holders if holder.current_bytes]
     lines.extend(f"  {holder}" for holder in sorted(holding, key=lambda holder: -holder.current_bytes)[:5])
     return _with_callback_error(MemoryError("\n".join(lines)))
+
+
+def who_refused(kind: str, by_pool: bool, by_default: bool, limit_bytes: int | None, limited_by: str) -> str:
+    """Say who has no memory left: the pool, by a limit that is the default or not, or else what it stands on.
+
+    `limit_bytes`, `limited_by`: what the process may have by its control groups or `ulimit`, if that is less.
+    """
+    limit = "" if limit_bytes is None else f"{limited_by} ({format_bytes(limit_bytes)})"
+    if by_pool and not by_default:
+        return "refused by the limit of the pool, maximum_pool_size"
+    if by_pool:
+        return f"refused by the limit of the pool, which is the memory there is{limit and ', by the word of ' + limit}"
+    if kind == "host":
+        return f"refused by the kernel{limit and ', perhaps for ' + limit}"
+    return f"refused by the RMM resource that the pool stands on{limit and '; the process is limited by ' + limit}"
 
 
 def over_budget(requested_bytes: int, budgets: list[tuple[str, int, int]]) -> MemoryError:

@@ -5,7 +5,7 @@ import itertools
 
 from rmm_managed_bridge._native import messages, pressure
 from rmm_managed_bridge._native.ledger import holders, take_pending_warnings
-from rmm_managed_bridge._native.process import KINDS, TRACKS, budgets_of, phase, physical_bytes, tag_variable
+from rmm_managed_bridge._native.process import KINDS, TRACKS, budgets_of, memory_limit, phase, physical_bytes, tag_variable
 from rmm_managed_bridge.errors import BridgeError, InstallError
 from rmm_managed_bridge.units import format_bytes
 
@@ -76,6 +76,11 @@ cdef object failure(CPool* pool, Refusal refusal, size_t requested_bytes, uintpt
     return messages.out_of_memory(
         holders(), requested_bytes, pool.live_bytes(), numbers.reserved_bytes, numbers.quarantined_bytes,
         numbers.largest_free_bytes, pool.options().limit_bytes,
+        messages.who_refused(
+            KINDS[pool.kind()], requested_bytes > pool.options().limit_bytes - min(
+                pool.options().limit_bytes, numbers.reserved_bytes
+            ), pool.options().limit_bytes == physical_bytes(), *memory_limit(),
+        ),
     )
 
 

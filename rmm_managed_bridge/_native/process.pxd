@@ -94,6 +94,27 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
     cdef cppclass BackgroundThread "rmm_bridge::BackgroundThread":
         bool wake()
 
+    cdef enum class LimitedBy "rmm_bridge::MemoryLimits::Who"(int):
+        nobody
+        group
+        address_space
+        data_segment
+
+    cdef cppclass CLimit "rmm_bridge::MemoryLimits::Limit":
+        uint64_t bytes
+        LimitedBy who
+        string file
+
+    cdef cppclass CPressure "rmm_bridge::MemoryLimits::Pressure":
+        uint64_t excess_bytes
+        bool near
+
+    cdef cppclass CLimits "rmm_bridge::MemoryLimits":
+        void find(const string& proc, const string& groups) except +
+        CLimit smallest() except +
+        bool limited()
+        CPressure look()
+
     cdef cppclass CLedger "rmm_bridge::Ledger":
         bool read(uint32_t id, Entry& out)
         HolderKey key_of(uint32_t holder)
@@ -132,6 +153,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         CDriver driver
         HugepageAdvice hugepages
         BackgroundThread background
+        CLimits limits
         bool running()
         int phase_number()
         uint64_t foreign_free_count()

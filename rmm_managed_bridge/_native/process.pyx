@@ -44,6 +44,7 @@ _framework_numbers = {name: number for number, name in enumerate(_frameworks)}
 
 process = new_process()
 origin = new_origin(process, tag_variable)
+process.limits.find(b"/proc", b"/sys/fs/cgroup")
 process.history.set_limit(1000)
 
 
@@ -122,12 +123,39 @@ def memory_bytes(int device):
     return size_bytes
 
 
+def find_limits(proc="/proc", groups="/sys/fs/cgroup"):
+    """Look up the control groups of this process, below folders that stand for these two."""
+    process.limits.find(os.fsencode(proc), os.fsencode(groups))
+
+
+def memory_limit():
+    """Return (bytes, who says so) of the least limit on this process's memory, as it is now; (None, "") without one."""
+    cdef CLimit limit = process.limits.smallest()
+    if limit.who == LimitedBy.nobody:
+        return None, ""
+    if limit.who == LimitedBy.group:
+        return limit.bytes, os.fsdecode(limit.file)
+    return limit.bytes, "ulimit -v" if limit.who == LimitedBy.address_space else "ulimit -d"
+
+
+def memory_pressure():
+    """Return (bytes that should go back before the kernel ends somebody, whether to look again soon)."""
+    cdef CPressure pressure = process.limits.look()
+    return pressure.excess_bytes, pressure.near
+
+
+def allowed_bytes():
+    """Return what this process may have of this machine's memory."""
+    limit, _ = memory_limit()
+    return memory_bytes(-1) if limit is None else min(limit, memory_bytes(-1))
+
+
 def physical_bytes():
-    """Return the memory of this machine and of all its devices: no pool can ever use more.
+    """Return what this process may have of this machine's memory, and that of all its devices: no pool can use more.
 
     The driver reserves address space for a managed request of any size, so something has to say no.
     """
-    return memory_bytes(-1) + process.driver.total_memory()
+    return allowed_bytes() + process.driver.total_memory()
 
 
 def current_device():

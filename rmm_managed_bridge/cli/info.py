@@ -30,17 +30,20 @@ def info(as_json: bool) -> None:
     """Show versions, the driver, the backend that `auto` picks here, and what is hooked."""
     import rmm_managed_bridge as bridge
     from rmm_managed_bridge.cli.info_driver import describe_driver
+    from rmm_managed_bridge.machine import host_memory
 
     versions: dict[str, str | None] = {"Python": platform.python_version(), **installed_versions()}
     driver = describe_driver()
     backend, reason = bridge.detect_backend()
     status = bridge.status()
+    memory = host_memory()
     if as_json:
         plain = _plain(status)
         plain["generations"] = plain["pools"]  # the old name, for one release: JSON has no place for a warning
         facts = {
             "versions": versions,
             "platform": platform.platform(),
+            "memory": memory._asdict(),
             "driver": dataclasses.asdict(driver),
             "auto": {"backend": backend, "reason": reason},
             "status": plain,
@@ -56,6 +59,7 @@ def info(as_json: bool) -> None:
     console.print()
     machine = {
         "platform": platform.platform(),
+        "memory": str(memory),
         "driver": driver.summary,
         "GPUs": "\n".join(driver.devices) or "none",
         "auto picks": f"{backend}: {reason}",

@@ -266,7 +266,7 @@ class RmmPools:
 def _host_pool(config: BridgeConfig) -> native_pool.Pool:
     return native_pool.host_pool(
         hugepages=advise_hugepages(config.hugepages),
-        settings=config.settings_for(native_process.memory_bytes(-1)),
+        settings=config.settings_for(native_process.allowed_bytes()),
         track=config.track,
     )
 

@@ -32,7 +32,7 @@ def run_python(
         return subprocess.run(
             [sys.executable, *options, str(program), *map(str, arguments)],
             cwd=folder,
-            env=_environment() | (environment or {}),
+            env=program_environment() | (environment or {}),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -40,7 +40,8 @@ def run_python(
         )
 
 
-def _environment() -> dict[str, str]:
+def program_environment() -> dict[str, str]:
+    """Return the environment that a program of a test has."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RMM_BRIDGE_")}
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join([*paths, str(_TESTS)])}

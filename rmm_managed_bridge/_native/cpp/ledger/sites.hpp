@@ -52,7 +52,7 @@ class Sites {
   // does not push the user's files out.
   static constexpr std::size_t kMost = 4096;
   static constexpr std::size_t kMostGenerated = 1024;
-  static constexpr std::size_t kLongestText = 4096;                 // bytes, of a name
+  static constexpr std::size_t kLongestText = 4096;               // bytes, of a name
   static constexpr std::size_t kMostText = std::size_t{4} << 20;  // bytes, of all
 
   struct Site {
@@ -93,9 +93,9 @@ class Sites {
   };
   struct PlaceHash {
     std::size_t operator()(const Place& place) const noexcept {
-      const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(place.file) * 0x9E3779B97F4A7C15ull ^
-                                 (reinterpret_cast<std::uintptr_t>(place.function) + static_cast<unsigned>(place.line)) *
-                                     0xC2B2AE3D27D4EB4Full;
+      const std::uint64_t bits =
+          reinterpret_cast<std::uintptr_t>(place.file) * 0x9E3779B97F4A7C15ull ^
+          (reinterpret_cast<std::uintptr_t>(place.function) + static_cast<unsigned>(place.line)) * 0xC2B2AE3D27D4EB4Full;
       return static_cast<std::size_t>(bits ^ (bits >> 29));
     }
   };

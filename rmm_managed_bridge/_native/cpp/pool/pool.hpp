@@ -184,6 +184,8 @@ class Pool : public ForkLocks {
 
   // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
   BackgroundTask::Delay run_tasks() noexcept;
+  // A part of that.
+  BackgroundTask::Delay heed_limits();
 
   bool debug() const noexcept { return options_.debug; }
   const PoolOptions& options() const noexcept { return options_; }

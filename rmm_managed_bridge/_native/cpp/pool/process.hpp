@@ -11,6 +11,7 @@
 
 #include "base/background_thread.hpp"
 #include "base/clock.hpp"
+#include "base/memory_limits.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
 #include "hints/hint_table.hpp"
@@ -47,6 +48,7 @@ struct Process {
   History history;
   PendingWarnings warnings;
   BackgroundThread background;
+  MemoryLimits limits;
   Driver driver;
   HintTable hints;
   HugepageAdvice hugepages;
@@ -98,8 +100,10 @@ struct Process {
     warnings.lock_for_fork().lock();
     pages.lock_for_fork().lock();
     hints.lock_for_fork().lock();
+    limits.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
+    limits.lock_for_fork().unlock();
     hints.lock_for_fork().unlock();
     pages.lock_for_fork().unlock();
     warnings.lock_for_fork().unlock();

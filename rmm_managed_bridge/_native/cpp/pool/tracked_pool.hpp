@@ -59,7 +59,7 @@ class TrackedPool : public Pool, public BackgroundTask {
         kind_(kind),
         track_(track) {
     process.add_pool(this, this);
-    if (options.release_threshold_bytes != PoolOptions::kNoLimit) process.background.wake();
+    if (options.release_threshold_bytes != PoolOptions::kNoLimit || process.limits.limited()) process.background.wake();
   }
 
   // A block, or null and the reason in `refusal`. Zero bytes are null and Refusal::none. `*zeroed` becomes true if its bytes are

@@ -161,6 +161,7 @@ BackgroundTask::Delay Pool::run_tasks() noexcept {
       std::scoped_lock lock(lock_);
       if (!settled_.empty() || !quarantine_.empty()) next = std::min(next, kSoon);
     }
+    next = std::min(next, heed_limits());
     if (options_.release_threshold_bytes != PoolOptions::kNoLimit) {
       if (cached_bytes() > options_.release_threshold_bytes) trim(options_.release_threshold_bytes);
       const std::size_t cached = cached_bytes();
@@ -172,6 +173,18 @@ BackgroundTask::Delay Pool::run_tasks() noexcept {
     next = kLate;
   }
   return next;
+}
+
+// Where the kernel is about to end somebody for want of memory, what is free goes back, whatever the pool was told to keep.
+BackgroundTask::Delay Pool::heed_limits() {
+  constexpr BackgroundTask::Delay kSoon{50}, kLate{1000};
+  if (!process_.limits.limited()) return BackgroundTask::kNever;
+  const MemoryLimits::Pressure pressure = process_.limits.look();
+  if (pressure.excess_bytes != 0) {
+    const std::size_t cached = cached_bytes();
+    trim(cached - std::min<std::size_t>(cached, pressure.excess_bytes));
+  }
+  return pressure.near ? kSoon : kLate;
 }
 
 }  // namespace rmm_bridge
