@@ -50,7 +50,7 @@ def out_of_memory(
     limit_bytes: int,
     refused: str,
 ) -> MemoryError:
-    """The error for an allocation that neither pool nor upstream can serve. Says who refused, and who holds the most."""
+    """The error for an allocation that neither pool nor upstream can serve: who refused it, and who holds the most."""
     lines = [
         f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(live_bytes)} live, "
         f"{format_bytes(reserved_bytes)} of at most {format_bytes(limit_bytes)} reserved, largest free piece "
