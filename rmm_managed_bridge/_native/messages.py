@@ -61,7 +61,7 @@ def out_of_memory(
     return _with_callback_error(MemoryError("\n".join(lines)))
 
 
-def who_refused(kind: str, by_pool: bool, by_default: bool, limit_bytes: int | None, limited_by: str) -> str:
+def who_refused(upstream: str, by_pool: bool, by_default: bool, limit_bytes: int | None, limited_by: str) -> str:
     """Say who has no memory left: the pool, by a limit that is the default or not, or else what it stands on.
 
     `limit_bytes`, `limited_by`: what the process may have by its control groups or `ulimit`, if that is less.
@@ -71,9 +71,7 @@ def who_refused(kind: str, by_pool: bool, by_default: bool, limit_bytes: int | N
         return "refused by the limit of the pool, maximum_pool_size"
     if by_pool:
         return f"refused by the limit of the pool, which is the memory there is{limit and ', by the word of ' + limit}"
-    if kind == "host":
-        return f"refused by the kernel{limit and ', perhaps for ' + limit}"
-    return f"refused by the RMM resource that the pool stands on{limit and '; the process is limited by ' + limit}"
+    return f"refused by {upstream}{limit and '; this process is limited by ' + limit}"
 
 
 def over_budget(requested_bytes: int, budgets: list[tuple[str, int, int]]) -> MemoryError:

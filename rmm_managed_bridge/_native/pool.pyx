@@ -77,7 +77,7 @@ cdef object failure(CPool* pool, Refusal refusal, size_t requested_bytes, uintpt
         holders(), requested_bytes, pool.live_bytes(), numbers.reserved_bytes, numbers.quarantined_bytes,
         numbers.largest_free_bytes, pool.options().limit_bytes,
         messages.who_refused(
-            KINDS[pool.kind()], requested_bytes > pool.options().limit_bytes - min(
+            pool.refused_by().decode(errors="replace"), requested_bytes > pool.options().limit_bytes - min(
                 pool.options().limit_bytes, numbers.reserved_bytes
             ), pool.options().limit_bytes == physical_bytes(), *memory_limit(),
         ),

@@ -235,6 +235,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         bool ended()
         int device()
         uint8_t kind()
+        string refused_by() except +
         Track track()
         bool prefetches_new(size_t size_bytes)
         void prefetch_new(void* ptr, size_t size_bytes, CUstream stream)

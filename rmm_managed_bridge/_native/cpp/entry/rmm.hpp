@@ -3,20 +3,54 @@
 
 #include <rmm/aligned.hpp>
 #include <rmm/error.hpp>
+#include <rmm/logger.hpp>
 #include <rmm/resource_ref.hpp>
 
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "entry/python_allocate.hpp"
 #include "pool/pool_calls.hpp"
 
 namespace rmm_bridge {
+
+// RMM's pool writes an error line for each request that it refuses, and ours often ends well all the same: what is free goes back
+// and is asked for again. What RMM says goes into the error, if there is one. Where a program has set RMM's logger to tell more than
+// usual it is left alone.
+class QuietRmm {
+ public:
+  QuietRmm() {
+    std::scoped_lock lock(lock_);
+    rapids_logger::logger& logger = rmm::default_logger();
+    if (inside_++ != 0 || logger.level() < rapids_logger::level_enum::info) return;
+    before_ = logger.level();
+    logger.set_level(std::max(before_, kQuiet));
+  }
+  ~QuietRmm() {
+    std::scoped_lock lock(lock_);
+    rapids_logger::logger& logger = rmm::default_logger();
+    // Unless somebody has set it meanwhile.
+    if (--inside_ == 0 && logger.level() == kQuiet) logger.set_level(before_);
+  }
+  QuietRmm(const QuietRmm&) = delete;
+  QuietRmm& operator=(const QuietRmm&) = delete;
+
+ private:
+  // The logger is the process's, and threads ask at once: the first one in and the last one out.
+  static constexpr auto kQuiet = rapids_logger::level_enum::critical;
+  static inline std::mutex lock_;
+  static inline int inside_ = 0;
+  static inline auto before_ = kQuiet;
+};
 
 // Large pieces from an RMM resource, always on one stream of our own that never blocks on the legacy stream and never
 // is captured: RMM's pool records events on the streams it is called with, and asks for their ids.
@@ -40,8 +74,13 @@ class RmmUpstream final : public Upstream {
     DriverScope scope(driver_, context_);
     void* ptr = nullptr;
     try {
+      const QuietRmm quiet;
       ptr = resource_->allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
-    } catch (...) {  // out of memory in any of the ways that resources have; the caller reports what it asked for
+    } catch (const std::exception& error) {  // out of memory in any of the ways that resources have
+      note(error.what());
+      return nullptr;
+    } catch (...) {
+      note("");
       return nullptr;
     }
     // A pool that others use too may have given memory that their work still touches, and only made our stream wait.
@@ -60,12 +99,29 @@ class RmmUpstream final : public Upstream {
   bool gives_zeros() const noexcept override { return false; }
   std::size_t chunk_bytes() const noexcept override { return std::size_t{32} << 20; }
 
+  std::string refused_by() const override {
+    std::scoped_lock lock(said_lock_);
+    return "the RMM resource that the pool stands on" + (said_.empty() ? said_ : ": " + said_);
+  }
+
  private:
+  void note(std::string_view said) noexcept {
+    constexpr std::size_t kMost = 400;
+    try {
+      std::string kept(said.substr(0, kMost));
+      std::scoped_lock lock(said_lock_);
+      said_.swap(kept);
+    } catch (const std::bad_alloc&) {  // then the error says less
+    }
+  }
+
   std::optional<cuda::mr::any_resource<cuda::mr::device_accessible>> resource_;  // empty only at the end
   const Driver* driver_;
   CUcontext context_;
   CUstream stream_ = nullptr;  // it and the event stay with the context: the upstream ends when the pool closes
   CUevent event_ = nullptr;
+  mutable SpinLock said_lock_;
+  std::string said_;
 };
 
 // What RMM copies and calls, from any thread, with or without the GIL.

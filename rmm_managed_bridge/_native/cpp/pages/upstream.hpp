@@ -20,6 +20,8 @@ class Upstream {
   virtual void deallocate(void* ptr, std::size_t bytes) noexcept = 0;
   virtual bool gives_zeros() const noexcept = 0;
   virtual std::size_t chunk_bytes() const noexcept = 0;
+  // Who refused last, for an error's text, and what it said. Called under the pool's lock. Throws std::bad_alloc.
+  virtual std::string refused_by() const { return "the kernel"; }
 };
 
 // Anonymous memory straight from the kernel: no CUDA call at all.

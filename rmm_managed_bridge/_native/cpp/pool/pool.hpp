@@ -187,6 +187,12 @@ class Pool : public ForkLocks {
   // A part of that.
   BackgroundTask::Delay heed_limits();
 
+  // Who has no memory left for the pool, in words. Throws std::bad_alloc.
+  std::string refused_by() {
+    std::scoped_lock lock(lock_);
+    return upstream_ == nullptr ? std::string() : upstream_->refused_by();
+  }
+
   bool debug() const noexcept { return options_.debug; }
   const PoolOptions& options() const noexcept { return options_; }
 
