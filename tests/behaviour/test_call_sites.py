@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import process as native_process
 
+pytestmark = pytest.mark.behaviour("P6")
+
 FILE = "/made/by/a/test.py"
 
 

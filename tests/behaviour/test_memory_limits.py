@@ -16,6 +16,8 @@ import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 
+pytestmark = pytest.mark.behaviour("M7")
+
 MIB = 1 << 20
 UNLIMITED_V1 = 9223372036854771712
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

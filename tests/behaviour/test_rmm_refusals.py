@@ -3,7 +3,7 @@
 import pytest
 from helpers.programs import run_python, silent_stderr
 
-pytestmark = pytest.mark.requires("no_gpu")
+pytestmark = [pytest.mark.requires("no_gpu"), pytest.mark.behaviour("M7")]
 
 # A pool of RMM's that has 256 MiB, and a piece of the program's own in it.
 PROGRAM = """
