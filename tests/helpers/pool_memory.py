@@ -268,10 +268,11 @@ class PoolMachine(StreamMachine):
         assert line is not None
         self.forks += 1  # it costs as much as a hundred other steps
         self.nothing_was_broken()
-        self.fake.clear()
-        numbers = [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches]
 
         def action() -> None:
+            # From here on: before the fork, the bridge's thread may look at its pools at any moment.
+            self.fake.clear()
+            numbers = [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches]
             assert block.bench.native_process.phase() == "forked"
             for use in uses:
                 attempt(use, block.bench, line.stream, block.ptr)
