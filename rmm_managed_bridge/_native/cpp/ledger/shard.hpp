@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/biased_lock.hpp"
 #include "base/spin_lock.hpp"
 #include "ledger/types.hpp"
 
@@ -112,7 +111,7 @@ struct alignas(64) Shard {
   // A program that makes call sites or tags without end: what comes after is counted under its framework alone.
   static constexpr std::uint32_t kHolders = std::uint32_t{1} << 20;
 
-  BiasedLock lock;
+  SpinLock lock;
   std::vector<std::unique_ptr<Entry[]>> chunks;  // never moved or freed: an id stays readable
   std::uint64_t free_head = 0;                   // slot + 1 of the first free entry, linked through `bytes`
   std::uint64_t next_serial = 0;
