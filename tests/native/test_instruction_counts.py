@@ -23,8 +23,8 @@ MOST = 1.03
 
 # With g++ 12: an allocation of 1 KiB and its free on a host pool.
 NATIVE_PAIR = {"off": 192, "counters": 407}
-# With CPython 3.11 too: `np.empty(1024, "u1")` and its end, as a multiple of what they take without the bridge. Where the
-# code objects lie, which the kernel draws by lot, is worth 0.5 %.
+# With CPython 3.11 too: `np.empty(1024, "u1")` and its end, as a multiple of what they take without the bridge. Where
+# the code objects lie, which the kernel draws by lot, is worth 0.5 %.
 NUMPY_EMPTY = 1.23
 
 EMPTY = """
