@@ -148,9 +148,11 @@ class Machine {
     bool zeroed = false;
     Block* block = begin_or_fail(side, size, any_size, zeroed);
     if (block == nullptr) {
-      const std::size_t least = any_size ? round_to_granule(size.bytes) : span_bytes_for(size.bytes);
+      const std::size_t usual = span_bytes_for(size.bytes, slabs(side, size));
+      expect(store_.next_span_bytes(side, size) == usual, "the size of the next slab");
+      const std::size_t least = any_size ? round_to_granule(size.bytes) : usual;
       expect(largest_free(side) < least, "there is a free span that is large enough");
-      add(side, span_bytes_for(size.bytes) + below(40) * kGranule);
+      add(side, usual + below(40) * kGranule);
       block = begin_or_fail(side, size, any_size, zeroed);
     }
     expect(block != nullptr, "there is no block though there is room");
@@ -220,7 +222,7 @@ class Machine {
                         static_cast<unsigned char>(it->first[known.size.bytes - 1 - index]) == known.mark;
       expect(kept, "a live block was changed");
     }
-    if (known.span->block_count == 1) {
+    if (known.span->large()) {
       carved_.erase(known.span);
       store_.give(known.span);
       known_.erase(it);
@@ -240,7 +242,7 @@ class Machine {
     std::size_t bytes = 0, kept = 0;
     for (auto it = known_.begin(); it != known_.end();) {
       const Known& known = it->second;
-      const bool goes = known.side == side && !used[known.span] && known.span->block_count > 1;
+      const bool goes = known.side == side && !used[known.span] && !known.span->large();
       kept += known.side == side && !known.live && !goes;
       bytes += goes ? known.size.bytes : 0;
       if (goes) {
@@ -345,6 +347,15 @@ class Machine {
       }
     }
     return found;
+  }
+
+  // How many slabs of a class there are, all or in part handed out.
+  std::size_t slabs(Side side, const SizeClass& size) const {
+    std::map<const Span*, bool> found;
+    for (const auto& [start, known] : known_) {
+      if (known.side == side && known.size.index == size.index && !known.span->large()) found[known.span] = true;
+    }
+    return found.size();
   }
 
   std::size_t largest_free(Side side) const {

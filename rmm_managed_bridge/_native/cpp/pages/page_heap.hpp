@@ -27,13 +27,16 @@ class PageHeap {
     if (rest != nullptr) {
       rest->chunk = span->chunk;
       rest->zeroed = span->zeroed;
-      rest->base = span->base + bytes;
-      rest->bytes = span->bytes - bytes;
+      // Small spans come from the upper end, so that large blocks go on beginning at a huge page.
+      const std::size_t lower = bytes < kHugePage ? span->bytes - bytes : bytes;
+      rest->base = span->base + lower;
+      rest->bytes = span->bytes - lower;
       rest->pool = span->pool;
       rest->side = side_;
-      span->bytes = bytes;
-      rest->state.store(Span::State::free);
+      span->bytes = lower;
       pages_.set(rest->base, rest->bytes, rest);
+      if (bytes < kHugePage) std::swap(span, rest);
+      rest->state.store(Span::State::free);
       insert(rest);
     }
     return span;

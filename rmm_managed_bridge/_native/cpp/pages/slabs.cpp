@@ -18,7 +18,7 @@ Block* SlabStore::next(Side side, const SizeClass& size, bool& zeroed) noexcept 
 Block* SlabStore::begin(Side side, const SizeClass& size, bool any_size, bool& zeroed) {
   // Another thread may have begun one since the caller looked: the rest of that would never be handed out.
   if (Block* block = next(side, size, zeroed); block != nullptr) return block;
-  Span* span = heap(side).take(span_bytes_for(size.bytes));
+  Span* span = heap(side).take(next_span_bytes(side, size));
   if (span == nullptr && any_size) span = heap(side).take(round_to_granule(size.bytes));
   if (span == nullptr) return nullptr;
   try {
@@ -36,12 +36,15 @@ void SlabStore::prepare(Span* span, const SizeClass& size) {
   const bool large = size.bytes > kLargestSmall;
   const auto count = large ? 1u : static_cast<std::uint32_t>(span->bytes / size.bytes);
   std::vector<Span*>& slabs = begun(span->side);
+  std::vector<std::uint32_t>& counts = slab_counts_[static_cast<int>(span->side)];
   if (slabs.size() <= size.index) slabs.resize(size.index + 1, nullptr);
+  if (counts.size() <= size.index) counts.resize(size.index + 1, 0);
   if (span->block_capacity < count) {
     block_tables_.push_back(std::make_unique<Block[]>(count));
     span->blocks.store(block_tables_.back().get(), std::memory_order_release);
     span->block_capacity = count;
   }
+  if (!large) ++counts[size.index];
   span->set_block_bytes(size.bytes);
   span->class_index = size.index;
   span->carved_count = 0;

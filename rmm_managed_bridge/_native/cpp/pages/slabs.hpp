@@ -16,10 +16,13 @@ namespace rmm_bridge {
 
 constexpr std::size_t round_to_granule(std::size_t bytes) { return (bytes + kGranule - 1) & ~(kGranule - 1); }
 
-// Eight blocks at least, so that a slab is worth its span; 2 MiB at least, the size of a huge page.
-constexpr std::size_t span_bytes_for(std::size_t block_bytes) {
+// The span for the next block of a class that has `slab_count` slabs. The first slabs are small: with 16 MiB for the first block of
+// 2 MiB, a program that has a few blocks of each size reserves several times what it uses.
+constexpr std::size_t span_bytes_for(std::size_t block_bytes, std::size_t slab_count) {
   if (block_bytes > kLargestSmall) return block_bytes;
-  return std::max<std::size_t>(std::size_t{2} << 20, round_to_granule(8 * block_bytes));
+  const std::size_t doubled = kGranule << std::min<std::size_t>(slab_count, 8);
+  const std::size_t most = std::max<std::size_t>(std::size_t{512} << 10, round_to_granule(4 * block_bytes));
+  return std::min(std::max(doubled, round_to_granule(block_bytes)), most);
 }
 
 class SlabStore {
@@ -34,8 +37,15 @@ class SlabStore {
   // usual is better than none. Throws std::bad_alloc and then has changed nothing.
   Block* begin(Side side, const SizeClass& size, bool any_size, bool& zeroed);
 
-  // The whole span of a large block is free again.
+  // Of the span that `begin` would take now.
+  std::size_t next_span_bytes(Side side, const SizeClass& size) const noexcept {
+    const auto& counts = slab_counts_[static_cast<int>(side)];
+    return span_bytes_for(size.bytes, size.index < counts.size() ? counts[size.index] : 0);
+  }
+
+  // The whole span of a large block, or of a slab, is free again.
   void give(Span* span) noexcept {
+    if (!span->large()) --slab_counts_[static_cast<int>(span->side)][span->class_index];
     span->zeroed = false;
     heap(span->side).give(span);
   }
@@ -65,7 +75,8 @@ class SlabStore {
   Pool* pool_;
   PageHeap cpu_heap_{pages_, Side::cpu};
   PageHeap gpu_heap_{pages_, Side::gpu};
-  std::vector<Span*> begun_[2];  // by side and class: the slab whose rest was never handed out
+  std::vector<Span*> begun_[2];                // by side and class: the slab whose rest was never handed out
+  std::vector<std::uint32_t> slab_counts_[2];  // by side and class
   std::vector<std::unique_ptr<Block[]>> block_tables_;
 };
 

@@ -56,6 +56,9 @@ struct Span {
   std::uint32_t block_capacity = 0;
   std::uint64_t blocks_per_byte = 0;  // as a fixed-point number: see index_of
 
+  // One block has it all: it is free with its block. A slab may have but one block as well.
+  bool large() const noexcept { return block_bytes > kLargestSmall; }
+
   char* block_at(std::uint32_t index) const noexcept { return base + index * block_bytes; }
 
   // Dividing takes 10 to 25 cycles, and each free divides. Rounded up, the factor is too large by less than

@@ -93,7 +93,7 @@ void Pool::settle(Block* block) noexcept {
     settled_.push_back(span);
     return;
   }
-  if (span->block_count == 1) {
+  if (span->large()) {
     slabs_.give(span);
     return;
   }
@@ -112,7 +112,7 @@ void Pool::advise(const Grant& grant) noexcept {
 
 bool Pool::grow(const Want& want, Grant& out) {
   if (options_.debug) return grow_debug(want, out);
-  const std::size_t usual = span_bytes_for(want.size.bytes);
+  const std::size_t usual = with_lock([&] { return slabs_.next_span_bytes(want.side, want.size); });
   const std::size_t least = round_to_granule(want.size.bytes);
   std::size_t tried = 0;
   for (std::size_t bytes : {std::max(usual, chunk_bytes_), usual, least}) {

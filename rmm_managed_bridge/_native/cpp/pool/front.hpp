@@ -44,7 +44,7 @@ inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
     if (index != ready_lane(span->side)) return false;
     if (span->side == Side::cpu && defers_cpu_frees()) {
       index = kDeferredLane;
-    } else if (span->block_count == 1) {
+    } else if (span->large()) {
       return false;
     }
   } else if (options_.debug) [[unlikely]] {
