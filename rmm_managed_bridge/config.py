@@ -19,6 +19,7 @@ TRACKS = ("sites", "counters", "off")
 NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "debug")
 _NONE_OLD: Mapping[str, str] = MappingProxyType({})
+RETAINS = ("budget", "all")
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
@@ -105,7 +106,8 @@ class PoolSettings:
     """What a pool is told when it is made. Sizes are bytes; None bounds nothing beyond what the pool itself does."""
 
     limit_bytes: int | None = None
-    """Of what is reserved from upstream; by default what the process may have of the machine's, and its devices'."""
+    """Of what is reserved from upstream; by default what the process may have of the machine's memory, and its devices';
+    on host memory what the kernel gives."""
     release_threshold_bytes: int | None = None
     """More than this is not kept cached."""
     quarantine_limit_bytes: int | None = None
@@ -114,6 +116,9 @@ class PoolSettings:
     """How long that is."""
     ordering: str = "cautious"
     pool: str = "on"
+    retain: str = "budget"
+    least_budget_bytes: int = 0
+    """So much may be reserved whatever the program used lately."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class BridgeConfig:
     maximum_quarantine_size: int | float | None = None
     release_threshold: int | float | None = None
     """Bytes, or (a float) a fraction of the device's memory; so is `maximum_quarantine_size`."""
+    retain: str = "budget"
     pool: str = "on"
     ordering: str = "cautious"
     capture: str = "refuse"
@@ -157,6 +163,8 @@ class BridgeConfig:
             quarantine_limit_bytes=size(quarantine),
             ordering=self.ordering,
             pool=self.pool,
+            retain=self.retain,
+            least_budget_bytes=self.initial_pool_size or 0,
         )
 
 
@@ -168,6 +176,7 @@ def read_config(
     maximum_pool_size: int | str | None = None,
     maximum_quarantine_size: int | float | str | None = None,
     release_threshold: int | float | str | None = None,
+    retain: str | None = None,
     pool: str | None = None,
     ordering: str | None = None,
     capture: str | None = None,
@@ -237,6 +246,7 @@ def read_config(
         maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
         maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
         release_threshold=size_or_fraction("release_threshold", release_threshold),
+        retain=choice("retain", retain, RETAINS, "budget"),
         pool=choice("pool", pool, POOLS, "on", {"off": "debug"}),
         ordering=choice("ordering", ordering, ORDERINGS, "cautious"),
         capture=choice("capture", capture, CAPTURES, "refuse"),

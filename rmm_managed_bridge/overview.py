@@ -86,12 +86,9 @@ def stats() -> Stats:
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
     holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
     hints_done, hints_skipped = counters.counts()
-    reserved = used = quarantined = 0
-    for pool in native_pool.pools():
-        numbers = pool.numbers
-        reserved += numbers[0]
-        used += numbers[1]
-        quarantined += numbers[2]
+    each = [pool.numbers for pool in native_pool.pools()]
+    reserved, used, quarantined, _, _, slab_free, pinned = map(sum, zip(*each, strict=True)) if each else (0,) * 7
+    given_back, beyond_budget = native_process.budget_counters()
     return Stats(
         current_bytes=current_bytes,
         current_count=sum(usage.current_count for _, usage in holders),
@@ -112,6 +109,10 @@ def stats() -> Stats:
         frameworks=dict(_current.frameworks),
         hints_done=hints_done,
         hints_skipped=hints_skipped,
+        slab_free_bytes=slab_free,
+        pinned_bytes=pinned,
+        given_back_count=given_back,
+        beyond_budget_count=beyond_budget,
         holders=holders,
     )
 

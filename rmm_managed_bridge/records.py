@@ -254,6 +254,14 @@ class Stats:
     """Hints that the driver took, by action."""
     hints_skipped: Mapping[str, int] = field(default_factory=dict)
     """Hints that were not given, by reason."""
+    slab_free_bytes: int = 0
+    """The part of `cached_bytes` that lies between small blocks: it goes back once all blocks of its slab are free."""
+    pinned_bytes: int = 0
+    """The part of `cached_bytes` in pieces of a device's memory that go back as a whole, and in which blocks live."""
+    given_back_count: int = 0
+    """How often a piece, or a part of one, went back to where it came from."""
+    beyond_budget_count: int = 0
+    """How often a pool grew beyond its budget, since it had nothing that could go back."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
     generations = _renamed("generations", "pools")
 

@@ -7,6 +7,8 @@ from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, 
 from rmm_managed_bridge.records import Event, Holder, Usage
 from rmm_managed_bridge.units import format_bytes
 
+_NO_LIMIT = 1 << 63
+
 
 def forked_or_exiting(phase: str, requested_bytes: int) -> BackendError:
     """The error for an allocation in a process that must not make any."""
@@ -51,9 +53,10 @@ def out_of_memory(
     refused: str,
 ) -> MemoryError:
     """The error for an allocation that neither pool nor upstream can serve: who refused it, and who holds the most."""
+    limit = f" of at most {format_bytes(limit_bytes)}" if limit_bytes < _NO_LIMIT else ""
     lines = [
         f"cannot allocate {format_bytes(requested_bytes)}: {format_bytes(live_bytes)} live, "
-        f"{format_bytes(reserved_bytes)} of at most {format_bytes(limit_bytes)} reserved, largest free piece "
+        f"{format_bytes(reserved_bytes)}{limit} reserved, largest free piece "
         f"{format_bytes(largest_free_bytes)}, {format_bytes(quarantined_bytes)} waiting for device work; {refused}"
     ]
     holding = [holder for holder, _, _, _ in holders if holder.current_bytes]

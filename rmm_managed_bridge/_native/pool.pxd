@@ -3,7 +3,7 @@ from libc.stdint cimport uint8_t, uintptr_t
 
 from rmm_managed_bridge._native.process cimport CPool, DevicePools, Freed, PoolOptions, Refusal
 
-cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent) except *
+cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent, bint devices) except *
 cdef object failure(CPool* heap, Refusal refusal, size_t requested_bytes, uintptr_t stream)
 cdef object foreign(uintptr_t ptr, Freed freed)
 

@@ -306,11 +306,13 @@ cdef class Pool:
 
     @property
     def numbers(self):
-        """Return (reserved, used, quarantined, largest free span) in bytes and the number of lanes."""
+        """Return (reserved, used, quarantined, largest free span) in bytes, the number of lanes, and the bytes that are
+        free in slabs and in pieces that cannot go back.
+        """
         cdef PoolNumbers numbers = self.c_pool.numbers()
         return (
             numbers.reserved_bytes, numbers.used_bytes, numbers.quarantined_bytes, numbers.largest_free_bytes,
-            numbers.lane_count,
+            numbers.lane_count, numbers.slab_free_bytes, numbers.pinned_bytes,
         )
 
     def __repr__(self):
@@ -320,13 +322,21 @@ cdef class Pool:
         )
 
 
-cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent) except *:
-    """A `config.PoolSettings`, or None for the defaults, as the native pool takes it."""
+cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent, bint devices) except *:
+    """A `config.PoolSettings`, or None for the defaults, as the native pool takes it.
+
+    `devices`: the driver gives the memory, and reserves address space for a request of any size. So something has to
+    say no; the kernel does so by itself.
+    """
     cdef PoolOptions native
     native.hugepages = hugepages
     native.device_wait = not concurrent
-    native.limit_bytes = physical_bytes()
+    native.budget = True
+    if devices:
+        native.limit_bytes = physical_bytes()
     if options is not None:
+        native.budget = options.retain == "budget"
+        native.least_budget_bytes = options.least_budget_bytes
         if options.limit_bytes is not None:
             native.limit_bytes = options.limit_bytes
         if options.release_threshold_bytes is not None:
@@ -348,7 +358,7 @@ def host_pool(*, bint hugepages=False, settings=None, str track="sites", str kin
     cdef Pool pool = Pool.__new__(Pool)
     pool.attach(
         new_host_pool(
-            process, pool_options(settings, hugepages, concurrent), KINDS.index(kind), TRACKS.index(track), device, ordered
+            process, pool_options(settings, hugepages, concurrent, ordered), KINDS.index(kind), TRACKS.index(track), device, ordered
         ),
         kind, track, None,
     )

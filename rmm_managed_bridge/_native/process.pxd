@@ -159,6 +159,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         uint64_t foreign_free_count()
         uint64_t size_mismatch_count()
         uint64_t failure_count()
+        uint64_t given_back_count()
+        uint64_t beyond_budget_count()
         void record_all_events(bool on)
         bool add_budget(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
 
@@ -205,6 +207,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         size_t quarantined_bytes
         size_t largest_free_bytes
         size_t lane_count
+        size_t slab_free_bytes
+        size_t pinned_bytes
 
     cdef cppclass Milliseconds "std::chrono::milliseconds":
         Milliseconds()
@@ -217,6 +221,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         Milliseconds patience
         bool cautious
         bool debug
+        bool budget
+        size_t least_budget_bytes
         bool hugepages
         bool device_wait
 

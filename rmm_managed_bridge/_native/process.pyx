@@ -168,6 +168,11 @@ def device_attribute(int device, int attribute):
     return process.driver.attribute(device, attribute)
 
 
+def budget_counters():
+    """Return (pieces and parts that went back to upstream, growth that passed a pool's budget)."""
+    return process.given_back_count(), process.beyond_budget_count()
+
+
 def hugepage_counters():
     """Return (bytes that carry advice now, calls of `madvise`, how many of them failed)."""
     cdef HugepageAdvice* advice = &process.hugepages

@@ -73,7 +73,7 @@ cdef class NativeBridgeResource(UpstreamResourceAdaptor):
         cdef Pool pool = Pool.__new__(Pool)
         pool.attach(
             new_rmm_pool(
-                process, upstream_mr.get_mr(), ordered, device, pool_options(settings, hugepages, concurrent),
+                process, upstream_mr.get_mr(), ordered, device, pool_options(settings, hugepages, concurrent, True),
                 KINDS.index(kind), TRACKS.index(track),
             ),
             kind, track, upstream_mr,

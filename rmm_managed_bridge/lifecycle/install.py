@@ -149,6 +149,7 @@ def install(
     maximum_pool_size: int | str | None = None,
     maximum_quarantine_size: int | float | str | None = None,
     release_threshold: int | float | str | None = None,
+    retain: str | None = None,
     devices: Sequence[int] | int | str | None = None,
     pool: str | None = None,
     ordering: str | None = None,
@@ -185,7 +186,12 @@ def install(
         of the device by default. Where the work has not ended by then, a `BridgeWarning` says so.
     release_threshold : int, float or str, optional
         What is cached beyond this, bytes, text or a fraction of the device's memory, is given back by a thread of the
-        bridge's own, at most a second later. By default nothing is, but by `trim` and under pressure.
+        bridge's own, at most a second later. Takes the place of `retain`.
+    retain : {"budget", "all"}
+        How much memory the pools keep: ``"budget"``, about twice what the program had alive lately (5 to 10 seconds, 15
+        to 30 on devices) and 64 MiB, and never less than `initial_pool_size`; the rest is given back when a pool would
+        grow, and by a thread of the bridge's own, on devices once no work is known of that runs. ``"all"``: what was
+        taken once, but for `trim` and under pressure.
     devices : sequence of int, int or "all", optional
         Devices that get a pool; the current one by default.
     pool : {"on", "debug"}
@@ -244,6 +250,7 @@ def install(
         maximum_pool_size=maximum_pool_size,
         maximum_quarantine_size=maximum_quarantine_size,
         release_threshold=release_threshold,
+        retain=retain,
         devices=devices,
         pool=pool,
         ordering=ordering,

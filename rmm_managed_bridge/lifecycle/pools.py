@@ -196,6 +196,8 @@ class RmmPools:
                 maximum_pool_size=self._config.maximum_pool_size,
                 maximum_quarantine_size=self._config.maximum_quarantine_size,
                 release_threshold=self._config.release_threshold,
+                retain=self._config.retain,
+                least_budget=self._config.initial_pool_size,
                 pool=self._config.pool,
                 ordering=self._config.ordering,
                 hugepages=self._config.hugepages,

@@ -61,7 +61,7 @@ class ManagedBridgeResource(NativeBridgeResource):
     Parameters
     ----------
     upstream_mr : rmm.mr.DeviceMemoryResource
-        Where memory comes from, in pieces of 32 MiB or more, always on a stream of the bridge's own.
+        Where memory comes from, in pieces of 64 MiB or more, always on a stream of the bridge's own.
     device : int, optional
         The device whose streams the blocks are used on; the current one by default.
     track : {"sites", "counters", "off"}
@@ -69,9 +69,12 @@ class ManagedBridgeResource(NativeBridgeResource):
     maximum_pool_size : int or str, optional
         The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``; by default the memory
         of the machine and of its devices together.
-    maximum_quarantine_size, release_threshold, pool, ordering
+    maximum_quarantine_size, release_threshold, retain, pool, ordering
         As for `install`. With ``pool="debug"`` each block is a piece of `upstream_mr` of its own, so that should be no
         pool.
+    least_budget : int or str, optional
+        With ``retain="budget"``, so much may be kept whatever the program used lately: what `initial_pool_size` is to
+        `install`.
     hugepages : {"auto", "always", "never"}
         Whether large blocks of system memory are advised to use huge pages, as for `install`.
 
@@ -100,9 +103,11 @@ class ManagedBridgeResource(NativeBridgeResource):
         maximum_pool_size: int | str | None = None,
         maximum_quarantine_size: int | float | str | None = None,
         release_threshold: int | float | str | None = None,
+        retain: str = "budget",
         pool: str = "on",
         ordering: str = "cautious",
         hugepages: str = "auto",
+        least_budget: int | str | None = None,
     ) -> Self:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise ConfigError(
@@ -123,6 +128,8 @@ class ManagedBridgeResource(NativeBridgeResource):
             maximum_pool_size=maximum_pool_size,
             maximum_quarantine_size=maximum_quarantine_size,
             release_threshold=release_threshold,
+            retain=retain,
+            initial_pool_size=least_budget,
             pool=pool,
             ordering=ordering,
             hugepages=hugepages,

@@ -95,15 +95,18 @@ def test_a_block_of_all_that_another_could_hold_is_of_the_same_size(heap: Any, s
 def test_a_block_of_numpys_grows_in_place_within_its_size_class_and_moves_beyond(
     heap: Any, handler: Any, size: int, share: float
 ) -> None:
+    """A large one stays where it is if there is room behind it."""
     ptr = handler.malloc(size)
     usable = blocks.block_of(ptr)[1]
     for now in (size + int((usable - size) * share), usable, size):
         assert handler.realloc(ptr, now) == ptr
         assert blocks.block_of(ptr) == (ptr, usable)
     moved = handler.realloc(ptr, usable + 1)
-    assert moved not in (0, ptr)
+    assert moved != 0
     assert blocks.block_of(moved)[1] > usable
-    assert blocks.block_of(ptr) is None
+    if usable <= 2 * MIB:
+        assert moved != ptr
+        assert blocks.block_of(ptr) is None
     handler.free(moved)
 
 

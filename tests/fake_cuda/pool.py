@@ -26,7 +26,10 @@ class Bench:
         concurrent: bool = True,
         **settings: Any,
     ) -> None:
-        """`settings`: further fields of `PoolSettings`."""
+        """`settings`: further fields of `PoolSettings`.
+
+        Without ``retain="budget"`` all is retained: the bridge's thread would call the driver when it likes.
+        """
         from rmm_managed_bridge._native import blocks, ledger
         from rmm_managed_bridge._native import pool as native_pool
         from rmm_managed_bridge._native import process as native_process
@@ -38,7 +41,7 @@ class Bench:
             ordered=True,
             device=device,
             kind="managed",
-            settings=PoolSettings(limit_bytes=limit_bytes, **settings),
+            settings=PoolSettings(limit_bytes=limit_bytes, **{"retain": "all", **settings}),
             track=track,
             concurrent=concurrent,
         )

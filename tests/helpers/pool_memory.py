@@ -305,7 +305,7 @@ class PoolMachine(StreamMachine):
     @invariant()
     def the_books_are_right(self) -> None:
         for bench in self.benches:
-            reserved, used, quarantined, _, _ = bench.heap.numbers
+            reserved, used, quarantined, *_ = bench.heap.numbers
             assert bench.heap.live_count == len(bench.live)
             assert bench.heap.live_bytes == sum(size for size, _ in bench.live.values())
             assert bench.heap.live_bytes <= used and used + quarantined <= reserved

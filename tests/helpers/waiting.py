@@ -6,9 +6,9 @@ from collections.abc import Callable
 PATIENCE_SECONDS = 30.0
 
 
-def eventually(condition: Callable[[], object]) -> bool:
-    """Return True once `condition()` is true; False if it is not within half a minute."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def eventually(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> bool:
+    """Return True once `condition()` is true; False if it is not within half a minute, or as many seconds."""
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -1,16 +1,15 @@
 // The slab store alone, over pieces straight from the kernel: a seeded random machine takes and gives blocks of all sizes as a
 // pool does, with no memory for the store's own lists at each place in turn, and knows itself which bytes are whose.
+// Pieces are whole, or parts of them go back and blocks change their size: by the seed.
 //   slabs SEED STEPS
 #include "failing_new.hpp"
-
-#include <sys/mman.h>
 
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <random>
 
-#include "pages/slabs.hpp"
+#include "pieces.hpp"
 
 using namespace rmm_bridge;
 
@@ -24,57 +23,9 @@ void expect(bool right, const char* what) {
   if (++problems <= 20) std::fprintf(stderr, "step %ld: %s\n", step_number, what);
 }
 
-struct Known {  // a block that was handed out, and that the store has not got back
-  Block* block;
-  Span* span;
-  SizeClass size;
-  Side side;
-  bool live;  // else in a bin
-  unsigned char mark;
-};
-
-struct Piece {
-  std::unique_ptr<Chunk> chunk;
-  bool zeroed;                // it came so
-  std::vector<bool> touched;  // by 64 bytes: was handed out once
-};
-
-struct Granule {  // as the page map and its span have it
-  Span* span;
-  Span::State state;
-  bool zeroed;
-  bool operator==(const Granule&) const = default;
-};
-
-// Pieces that often lie right behind each other; one that was given back is out of bounds for good.
-class Area {
- public:
-  char* allocate(std::size_t bytes, bool apart) {
-    bytes += apart ? kGranule : 0;
-    if (static_cast<std::size_t>(end_ - next_) < bytes) {
-      constexpr std::size_t kBytes = std::size_t{1} << 30;
-      void* raw = ::mmap(nullptr, kBytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (raw == MAP_FAILED) std::abort();
-      next_ = reinterpret_cast<char*>(round_to_granule(reinterpret_cast<std::uintptr_t>(raw)));
-      end_ = next_ + kBytes;
-    }
-    char* piece = std::exchange(next_, next_ + bytes) + (apart ? kGranule : 0);
-    ::mprotect(piece, static_cast<std::size_t>(next_ - piece), PROT_READ | PROT_WRITE);
-    return piece;
-  }
-  void deallocate(char* piece, std::size_t bytes) {
-    ::madvise(piece, bytes, MADV_DONTNEED);
-    ::mprotect(piece, bytes, PROT_NONE);
-  }
-
- private:
-  char* next_ = nullptr;
-  char* end_ = nullptr;
-};
-
 class Machine {
  public:
-  explicit Machine(unsigned seed) : random_(seed) {}
+  explicit Machine(unsigned seed) : random_(seed), parts_(seed % 2 != 0) {}
 
   void run(long steps) {
     for (step_number = 0; step_number < steps && problems == 0; ++step_number) {
@@ -82,12 +33,14 @@ class Machine {
       const unsigned what = below(100);
       if (what < (filling ? 60u : 30u)) {
         take();
-      } else if (what < 90) {
+      } else if (what < 85) {
         if (!known_.empty()) free(any());
+      } else if (what < 90) {
+        if (parts_ && !known_.empty()) resize(any());
       } else if (what < 96) {
         give_idle(any_side());
       } else {
-        take_free_chunks(below(4) == 0 ? ~std::size_t{0} : below(30) * kGranule, below(2) == 0);
+        take_free(below(4) == 0 ? ~std::size_t{0} : below(30) * kGranule, below(2) == 0);
       }
       if (step_number % 16 == 0) compare();
     }
@@ -99,7 +52,7 @@ class Machine {
   Side any_side() { return below(2) == 0 ? Side::cpu : Side::gpu; }
   std::map<char*, Known>::iterator any() {
     const Piece& piece = std::next(pieces_.begin(), static_cast<std::ptrdiff_t>(below(pieces_.size())))->second;
-    const auto found = known_.lower_bound(piece.chunk->base + below(piece.chunk->bytes));
+    const auto found = known_.lower_bound(piece.base + below(piece.bytes));
     return found == known_.end() ? known_.begin() : found;
   }
 
@@ -170,7 +123,7 @@ class Machine {
   void handed_out(Block* block, Side side, const SizeClass& size, bool zeroed) {
     char* start = block->start;
     Piece* piece = piece_of(start);
-    if (piece == nullptr || piece->chunk->side != side) return expect(false, "a block lies in no piece of its side");
+    if (piece == nullptr || piece->side != side) return expect(false, "a block lies in no piece of its side");
     Span* span = pages_.find(start);
     const bool found = span != nullptr && span == pages_.find(start + size.bytes - 1) && span->pool == nullptr &&
                        span->index_of(start) == span->index_of(start + size.bytes - 1) &&
@@ -190,13 +143,17 @@ class Machine {
     } else {
       open_.erase({side, size.index});
     }
-    check_zeros(*piece, start, size.bytes, zeroed);
+    if (parts_) {
+      check_zero_parts(start, size.bytes, zeroed);
+    } else {
+      check_zeros(*piece, start, size.bytes, zeroed);
+    }
     Known& known = known_[start] = {block, span, size, side, true, 0};
     mark(known);
   }
 
   void check_zeros(Piece& piece, char* start, std::size_t bytes, bool zeroed) {
-    const auto offset = (start - piece.chunk->base) / 64;
+    const auto offset = (start - piece.base) / 64;
     const auto from = piece.touched.begin() + offset, to = from + static_cast<std::ptrdiff_t>(bytes / 64);
     const bool fresh = piece.zeroed && std::find(from, to, true) == to;
     expect(fresh || !zeroed, "a block is said to be zero that was handed out before");
@@ -208,20 +165,114 @@ class Machine {
     std::fill(from, to, true);
   }
 
+  void check_zero_parts(char* start, std::size_t bytes, bool zeroed) {
+    for (char* at = start; at < start + bytes;) {
+      Piece* piece = piece_of(at);
+      if (piece == nullptr || piece->side != piece_of(start)->side) return expect(false, "a block lies in no pieces of its side");
+      char* const end = std::min(piece->base + piece->bytes, start + bytes);
+      const auto from = piece->touched.begin() + (at - piece->base) / 64, to = piece->touched.begin() + (end - piece->base) / 64;
+      const bool fresh = piece->zeroed && std::find(from, to, true) == to;
+      expect(fresh || !zeroed, "a block is said to be zero that was handed out before");
+      expect(!zeroed || (at[0] == 0 && end[-1] == 0), "a block is said to be zero and is not");
+      std::fill(from, to, true);
+      at = end;
+    }
+  }
+
   void mark(Known& known) {
     known.mark = static_cast<unsigned char>(1 + below(255));
     std::memset(known.block->start, known.mark, 64);
     std::memset(known.block->start + known.size.bytes - 64, known.mark, 64);
   }
 
+  void check_mark(const Known& known) {
+    const char* start = known.block->start;
+    for (std::size_t index = 0; index < 64; ++index) {
+      const bool kept = static_cast<unsigned char>(start[index]) == known.mark &&
+                        static_cast<unsigned char>(start[known.size.bytes - 1 - index]) == known.mark;
+      expect(kept, "a live block was changed");
+    }
+  }
+
+  // A large block, where it lies or with its pages.
+  void resize(std::map<char*, Known>::iterator it) {
+    Known& known = it->second;
+    if (!known.live || !known.span->large()) return;
+    check_mark(known);
+    const SizeClass size = size_class(kLargestSmall + 1 + below(6'000'000), unit_of(known.side));
+    char* const start = it->first;
+    const std::size_t before = known.span->bytes, after = round_to_granule(size.bytes);
+    std::size_t behind = 0;
+    if (Span* next = pages_.find(start + before);
+        next != nullptr && next->state == Span::State::free && next->side == known.side) {
+      behind = next->bytes;
+    }
+    const bool resized = below(3) != 0 && store_.resize(known.span, size);
+    if (resized) {
+      expect(after <= before + behind, "a block grew over what is not free");
+      expect(known.span->base == start && known.span->bytes == after && known.span->block_bytes == size.bytes, "its span");
+      if (after > before) check_zero_parts(start + before, after - before, false);
+    } else {
+      move(known, size);
+      if (problems != 0) return;
+    }
+    Known moved = known;
+    moved.size = size;
+    known_.erase(it);
+    mark(known_[moved.block->start] = moved);
+  }
+
+  void move(Known& known, const SizeClass& size) {
+    const std::size_t bytes = round_to_granule(size.bytes);
+    char* const base = area_.allocate(bytes, below(2) == 0);
+    pages_.reserve(base, bytes);
+    Span* to = nullptr;
+    const auto before = granules();
+    failing::at_each_place([&] { to = store_.span_for(known.side, base, size); },
+                           [&] { expect(granules() == before, "a span was half made"); });
+    expect(pages_.find(base) == nullptr, "the page map leads to a place that nobody has moved to");
+    Span* from = known.span;
+    store_.leave(from);
+    expect(pages_.find(from->base) == nullptr, "the page map leads to a place that was left");
+    if (below(3) == 0) {  // and back
+      store_.enter(from);
+      store_.forget(to);
+      area_.deallocate(base, bytes);
+      to = store_.span_for(known.side, add_granules(known.side, bytes, true), size);
+      store_.leave(from);
+    } else {
+      add_granules(known.side, base, bytes, true);
+    }
+    store_.enter(to);
+    check_zero_parts(to->base, size.bytes, false);
+    remove_granules(from->base, from->bytes);
+    carved_.erase(from);
+    carved_[to] = 1;
+    store_.forget(from);
+    known.span = to;
+    known.block = &to->blocks.load()[0];
+  }
+
+  char* add_granules(Side side, std::size_t bytes, bool zeroed) {
+    char* const base = area_.allocate(bytes, below(2) == 0);
+    pages_.reserve(base, bytes);
+    add_granules(side, base, bytes, zeroed);
+    return base;
+  }
+  void add_granules(Side side, char* base, std::size_t bytes, bool zeroed) {
+    for (char* at = base; at < base + bytes; at += kGranule) {
+      pieces_[at] = {nullptr, side, kGranule, at, zeroed, std::vector<bool>(kGranule / 64)};
+    }
+  }
+  void remove_granules(char* base, std::size_t bytes) {
+    for (char* at = base; at < base + bytes; at += kGranule) pieces_.erase(at);
+    area_.deallocate(base, bytes);  // whoever touches it now faults
+  }
+
   void free(std::map<char*, Known>::iterator it) {
     Known& known = it->second;
     if (!known.live) return;
-    for (std::size_t index = 0; index < 64; ++index) {
-      const bool kept = static_cast<unsigned char>(it->first[index]) == known.mark &&
-                        static_cast<unsigned char>(it->first[known.size.bytes - 1 - index]) == known.mark;
-      expect(kept, "a live block was changed");
-    }
+    check_mark(known);
     if (known.span->large()) {
       carved_.erase(known.span);
       store_.give(known.span);
@@ -267,47 +318,73 @@ class Machine {
   }
 
   void add(Side side, std::size_t bytes) {
-    auto chunk = std::make_unique<Chunk>();
-    chunk->base = chunk->upstream_base = area_.allocate(bytes, below(2) == 0);
-    chunk->bytes = chunk->upstream_bytes = bytes;
-    chunk->side = side;
+    char* const base = area_.allocate(bytes, below(2) == 0);
     const bool zeroed = below(3) != 0;
-    if (!zeroed) std::memset(chunk->base, 0xee, bytes);
-    pages_.reserve(chunk->base, bytes);
+    if (!zeroed) std::memset(base, 0xee, bytes);
+    std::unique_ptr<Chunk> chunk;
+    if (!parts_) chunk = std::make_unique<Chunk>(base, bytes, base, bytes, side);
+    pages_.reserve(base, bytes);
     const auto before = granules();
-    failing::at_each_place(
-        [&] { store_.add(chunk.get(), zeroed); },
-        [&] { expect(granules() == before && pages_.find(chunk->base) == nullptr, "a piece was half added"); });
-    char* const base = chunk->base;
-    pieces_[base] = {std::move(chunk), zeroed, std::vector<bool>(bytes / 64)};
+    failing::at_each_place([&] { store_.add(side, base, bytes, chunk.get(), zeroed); },
+                           [&] { expect(granules() == before && pages_.find(base) == nullptr, "a piece was half added"); });
+    if (parts_) {
+      add_granules(side, base, bytes, zeroed);
+    } else {
+      pieces_[base] = {std::move(chunk), side, bytes, base, zeroed, std::vector<bool>(bytes / 64)};
+    }
   }
 
-  void take_free_chunks(std::size_t wanted, bool fails) {
+  void take_free(std::size_t wanted, bool fails) {
     std::size_t free_bytes = 0, taken = 0;
-    for (const auto& [base, piece] : pieces_) free_bytes += is_free(piece) ? piece.chunk->bytes : 0;
-    std::vector<Chunk*> chunks;
-    const auto take = [&] { store_.take_free_chunks(wanted, chunks); };
+    const auto in_use = used();
+    for (const auto& [base, piece] : pieces_) free_bytes += piece.is_free(in_use) ? piece.bytes : 0;
+    if (parts_) expect(store_.free_bytes() == free_bytes, "the bytes that are free");
+    std::vector<Span*> spans;
+    const auto take = [&] { store_.take_free(wanted, parts_, spans); };
     if (fails) {
       failing::at_each_place(take, [&] {
+        std::map<char*, Span*> went;
+        for (Span* span : spans) went[span->base] = span;
         for (const auto& [base, piece] : pieces_) {
-          const bool went = std::find(chunks.begin(), chunks.end(), piece.chunk.get()) != chunks.end();
-          expect((pages_.find(base) == nullptr) == went, "other pieces went than were named");
+          const auto after = went.upper_bound(base);
+          const bool gone = after != went.begin() && base < std::prev(after)->first + std::prev(after)->second->bytes;
+          expect((pages_.find(base) == nullptr) == gone, "other pieces went than were named");
         }
       });
     } else {
       take();
-      for (const Chunk* chunk : chunks) taken += chunk->bytes;
-      expect(taken >= std::min(wanted, free_bytes), "fewer bytes went than were free");
-      expect(chunks.empty() || taken - chunks.back()->bytes < wanted, "more bytes went than were wanted");
     }
-    for (Chunk* chunk : chunks) {
-      auto found = pieces_.find(chunk->base);
-      if (found == pieces_.end() || !is_free(found->second)) return expect(false, "a piece went that blocks lie in, or twice");
-      for (std::size_t at = 0; at < chunk->bytes; at += kGranule) {
-        expect(pages_.find(chunk->base + at) == nullptr, "a piece that went is still in the page map");
+    for (const Span* span : spans) taken += span->bytes;
+    expect(taken >= std::min(wanted, free_bytes), "fewer bytes went than were free");
+    if (!fails && !spans.empty()) {
+      expect(parts_ ? taken < wanted + kHugePage || wanted > taken : taken - spans.back()->bytes < wanted,
+             "more went than was wanted");
+    }
+    for (Span* span : spans) {
+      const bool kept = parts_ && below(4) == 0;
+      for (char* at = span->base; at < span->base + span->bytes;) {
+        expect(pages_.find(at) == nullptr, "a piece that went is still in the page map");
+        const auto found = pieces_.find(at);
+        if (found == pieces_.end() || !found->second.is_free(in_use))
+          return expect(false, "a piece went that blocks lie in, or twice");
+        at += parts_ ? kGranule : found->second.bytes;
+        if (kept) {
+          found->second.zeroed = true;
+          found->second.touched.assign(kGranule / 64, false);
+        }
       }
-      area_.deallocate(chunk->base, chunk->bytes);  // whoever touches it now faults
-      pieces_.erase(found);
+      if (kept) {
+        ::madvise(span->base, span->bytes, MADV_DONTNEED);
+        store_.keep(span, true);
+        continue;
+      }
+      if (parts_) {
+        remove_granules(span->base, span->bytes);
+      } else {
+        area_.deallocate(span->base, span->bytes);
+        pieces_.erase(span->base);
+      }
+      store_.forget(span);
     }
   }
 
@@ -320,7 +397,7 @@ class Machine {
     for (const Side side : {Side::cpu, Side::gpu}) give_idle(side);
     compare();
     expect(known_.empty(), "blocks are left");
-    take_free_chunks(~std::size_t{0}, false);
+    for (int turn = 0; turn < 50 && !pieces_.empty(); ++turn) take_free(~std::size_t{0}, false);
     expect(pieces_.empty() && store_.largest_free_bytes() == 0, "pieces are left though no block is");
   }
 
@@ -330,18 +407,20 @@ class Machine {
     auto after = pieces_.upper_bound(const_cast<char*>(address));
     if (after == pieces_.begin()) return nullptr;
     Piece& piece = std::prev(after)->second;
-    return address < piece.chunk->base + piece.chunk->bytes ? &piece : nullptr;
+    return address < piece.base + piece.bytes ? &piece : nullptr;
   }
 
-  bool is_free(const Piece& piece) const {
-    const auto first = known_.lower_bound(piece.chunk->base);
-    return first == known_.end() || first->first >= piece.chunk->base + piece.chunk->bytes;
+  // Where the spans are that have blocks.
+  std::map<char*, char*> used() const {
+    std::map<char*, char*> found;
+    for (const auto& [span, count] : carved_) found[span->base] = span->base + span->bytes;
+    return found;
   }
 
   std::vector<Granule> granules() const {
     std::vector<Granule> found;
     for (const auto& [base, piece] : pieces_) {
-      for (std::size_t at = 0; at < piece.chunk->bytes; at += kGranule) {
+      for (std::size_t at = 0; at < piece.bytes; at += kGranule) {
         Span* span = pages_.find(base + at);
         found.push_back({span, span->state.load(), span->zeroed});
       }
@@ -361,8 +440,8 @@ class Machine {
   std::size_t largest_free(Side side) const {
     std::size_t largest = 0;
     for (const auto& [base, piece] : pieces_) {
-      if (piece.chunk->side != side) continue;
-      for (std::size_t at = 0; at < piece.chunk->bytes; at += kGranule) {
+      if (piece.side != side) continue;
+      for (std::size_t at = 0; at < piece.bytes; at += kGranule) {
         const Span* span = pages_.find(base + at);
         if (span->state == Span::State::free) largest = std::max(largest, span->bytes);
       }
@@ -370,27 +449,33 @@ class Machine {
     return largest;
   }
 
-  // Each piece is spans, one behind the other; two that are free are one.
+  // Each piece is spans, one behind the other; two that are free are one, if parts go back also across pieces of one side.
   void compare() {
+    char* end = nullptr;  // of what was looked at
+    const Piece* before = nullptr;
+    const Span* last = nullptr;
     for (const auto& [base, piece] : pieces_) {
-      bool free_before = false;
-      for (std::size_t at = 0; at < piece.chunk->bytes;) {
-        const Span* span = pages_.find(base + at);
-        if (span == nullptr || span->base != base + at || span->bytes == 0) return expect(false, "a piece has a hole");
+      const bool behind = parts_ && before != nullptr && before->base + before->bytes == base && before->side == piece.side;
+      if (!behind) last = nullptr;
+      before = &piece;
+      for (char* at = std::max(base, end); at < base + piece.bytes; at = end) {
+        const Span* span = pages_.find(at);
+        if (span == nullptr || span->base != at || span->bytes == 0) return expect(false, "a piece has a hole");
         for (std::size_t inside = 0; inside < span->bytes; inside += kGranule) {
           expect(pages_.find(span->base + inside) == span, "a span that is not all of one");
         }
         const bool free = span->state == Span::State::free;
         expect(free == (carved_.count(const_cast<Span*>(span)) == 0), "a span is free though blocks are in it, or is not");
-        expect(!free || !free_before, "two free spans are not joined");
-        free_before = free;
-        at += span->bytes;
+        expect(!free || last == nullptr || last->state != Span::State::free, "two free spans are not joined");
+        last = span;
+        end = at + span->bytes;
       }
     }
     expect(store_.largest_free_bytes() == std::max(largest_free(Side::cpu), largest_free(Side::gpu)), "the largest free span");
   }
 
   std::mt19937 random_;
+  const bool parts_;
   Area area_;
   PageMap& pages_ = *new PageMap();
   SlabStore store_{pages_, nullptr};

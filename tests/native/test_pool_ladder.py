@@ -12,8 +12,8 @@ from rmm_managed_bridge._native import pressure
 
 pytestmark = [pytest.mark.fake_driver, pytest.mark.behaviour("M3")]
 
-CHUNK = 64 * MIB
-"""What the pool takes from `mmap` at a time: a block of 40 MiB has one for itself."""
+CHUNK = 40 * MIB
+"""What a block of 40 MiB takes, near the limit: one for itself."""
 
 
 class Ladder:
@@ -60,7 +60,7 @@ def test_free_memory_goes_back_before_anything_is_waited_for(ladder: Ladder) -> 
     ladder.bench.free(used)
     for ptr in free:
         ladder.bench.free(ptr)
-    ladder.bench.allocate(96 * MIB, cpu=True)  # joins what the two have given back
+    ladder.bench.allocate(80 * MIB, cpu=True)  # joins what the two have given back
     assert not ladder.bench.fake.done(operation)
     assert ladder.steps == []
 
@@ -74,7 +74,7 @@ def test_a_hopeless_request_trims_waits_collects_once_and_fails(ladder: Ladder) 
     ladder.waits()
     with pytest.raises(MemoryError):
         ladder.bench.allocate(500 * MIB, cpu=True)
-    assert ladder.steps == ["wait with 128 MiB reserved", "collect with 64 MiB reserved"]
+    assert ladder.steps == ["wait with 80 MiB reserved", "collect with 40 MiB reserved"]
     assert ladder.bench.fake.done(operation)
     assert ladder.bench.reserved_bytes == CHUNK, "all but what is live has gone back"
     assert ladder.bench.live.keys() == {kept}
@@ -85,10 +85,10 @@ def test_what_the_collection_frees_is_waited_for_trimmed_and_served_by_one_retry
     used, operation = ladder.used()
     ladder.when_collected = lambda: ladder.bench.free(used)
     ladder.waits()
-    ladder.bench.allocate(96 * MIB, cpu=True)
-    assert ladder.steps == ["collect with 128 MiB reserved", "wait with 128 MiB reserved"]
+    ladder.bench.allocate(80 * MIB, cpu=True)
+    assert ladder.steps == ["collect with 80 MiB reserved", "wait with 80 MiB reserved"]
     assert ladder.bench.fake.done(operation)
-    assert ladder.bench.reserved_bytes == CHUNK + 96 * MIB, "what was waited for went back first"
+    assert ladder.bench.reserved_bytes == CHUNK + 80 * MIB, "what was waited for went back first"
     assert kept in ladder.bench.live
 
 
@@ -97,7 +97,7 @@ def test_a_collection_that_frees_too_little_is_not_repeated(ladder: Ladder) -> N
     ladder.when_collected = lambda: ladder.bench.free(used) if used in ladder.bench.live else None
     with pytest.raises(MemoryError):
         ladder.bench.allocate(500 * MIB, cpu=True)
-    assert ladder.steps == ["collect with 64 MiB reserved"]
+    assert ladder.steps == ["collect with 40 MiB reserved"]
     assert ladder.bench.reserved_bytes == 0
 
 
@@ -113,12 +113,12 @@ def test_the_callback_comes_last_and_each_yes_is_one_more_try(ladder: Ladder, mo
 
     monkeypatch.setattr(pressure, "on_oom", make_room)
     ladder.waits()
-    ladder.bench.allocate(96 * MIB, cpu=True)
+    ladder.bench.allocate(80 * MIB, cpu=True)
     assert ladder.steps == [
-        "collect with 128 MiB reserved",
-        "callback 1 for 96 MiB",
-        "callback 2 for 96 MiB",
-        "wait with 128 MiB reserved",
+        "collect with 80 MiB reserved",
+        "callback 1 for 80 MiB",
+        "callback 2 for 80 MiB",
+        "wait with 80 MiB reserved",
     ]
     assert kept in ladder.bench.live
 
@@ -128,7 +128,7 @@ def test_garbage_that_holds_a_device_block_makes_room(ladder: Ladder) -> None:
 
     class Cycle:
         def __init__(self) -> None:
-            self.ptr, self.me = ladder.bench.allocate(160 * MIB, ladder.stream), self
+            self.ptr, self.me = ladder.bench.allocate(96 * MIB, ladder.stream), self
 
         def __del__(self) -> None:
             ladder.bench.free(self.ptr, ladder.stream)
@@ -139,10 +139,10 @@ def test_garbage_that_holds_a_device_block_makes_room(ladder: Ladder) -> None:
     try:
         Cycle()
         operation = ladder.bench.fake.enqueue(ladder.stream)
-        ptr = ladder.bench.allocate(160 * MIB, ladder.stream)
+        ptr = ladder.bench.allocate(96 * MIB, ladder.stream)
     finally:
         gc.enable()
-    assert ladder.steps == ["collect with 160 MiB reserved"]
+    assert ladder.steps == ["collect with 96 MiB reserved"]
     assert not ladder.bench.fake.done(operation), "the same stream need not wait"
     ladder.bench.free(ptr, ladder.stream)
 

@@ -63,7 +63,7 @@ def test_blocks_stolen_along_with_one_stay_ordered(
     size = 256 << 10
     bench = Bench(fake, limit_bytes=4 * MIB)
     first, second = KINDS[giver](bench), KINDS[taker](bench)
-    blocks = [bench.allocate(size, first) for _ in range(8)]
+    blocks = [bench.allocate(size, first) for _ in range(7)]  # three slabs, with no rest
     other_work = bench.used_and_freed(64 << 10, second)[1] if taker_has_work else None
     operation = fake.enqueue(first)
     for block in blocks:
@@ -73,8 +73,7 @@ def test_blocks_stolen_along_with_one_stay_ordered(
     if other_work is not None:
         fake.finish(other_work)
     third = None if last == "host" else KINDS[last](bench)
-    if not taker_has_work:
-        bench.allocate(2 * MIB)  # so that nothing is left but the stolen blocks
+    bench.allocate(4 * MIB - bench.reserved_bytes)  # so that nothing is left but the stolen blocks
     assert bench.allocate(size, third) in blocks
     assert fake.done(operation) if third is None else fake.ordered(operation, third)
     assert bench.close()

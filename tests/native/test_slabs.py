@@ -8,7 +8,7 @@ import pytest
 from fake_cuda import cuda_include
 from helpers.native_sources import ADDRESSES, CPP, compile_program, run_program
 
-SOURCES = [Path(__file__).with_name("slabs.cpp"), CPP / "pages" / "slabs.cpp"]
+SOURCES = [Path(__file__).with_name("slabs.cpp"), *sorted((CPP / "pages").glob("*.cpp"))]
 
 pytestmark = pytest.mark.skipif(cuda_include() is None, reason="no cuda.h; pip install nvidia-cuda-runtime")
 

@@ -28,7 +28,7 @@ def resource(upstream: DeviceMemoryResource) -> None:
     made = ManagedBridgeResource(upstream, device=0, track="counters", maximum_pool_size="1GiB")
     as_rmm: DeviceMemoryResource = made
     assert_type(made.allocate(64), int)
-    assert_type(made.pool.numbers, tuple[int, int, int, int, int])
+    assert_type(made.pool.numbers, tuple[int, int, int, int, int, int, int])
     assert_type(made.kind, str)
     ManagedBridgeResource("upstream")  # type: ignore[arg-type]
     ManagedBridgeResource(as_rmm, tracks="off")  # type: ignore[call-arg]

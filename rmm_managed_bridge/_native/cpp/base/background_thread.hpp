@@ -1,18 +1,25 @@
-// The bridge's own thread: gives memory back above a pool's release threshold, closes retired pools, and says so when an
+// The bridge's own thread: gives memory back above a pool's budget, closes retired pools, and says so when an
 // allocation waits very long. Without it, only calls of the program could do that, and a program may make none.
 //
 // It starts when something first needs it and sleeps while nothing does. It never takes the GIL, and calls the driver
-// only through a pool. In a forked child there is none, and the phase keeps everybody from asking for it.
+// only through a pool. In a forked child there is none, and the phase keeps everybody from asking for it. A fork finds it ended where
+// that takes no time, and it begins again with the next slow call of a pool: Python warns of a fork beside other threads.
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <vector>
+
+#include "base/clock.hpp"
 
 namespace rmm_bridge {
 
@@ -41,9 +48,33 @@ class BackgroundThread {
     std::scoped_lock lock(lock_);
     if (stopped_) return false;
     awake_ = true;
+    if (resting_) return true;  // it begins again after the fork
+    rested_.store(false, std::memory_order_relaxed);
     if (!started_) started_ = start();
     changed_.notify_all();
     return started_;
+  }
+
+  // Before a fork: the thread ends, unless what it has in hand takes longer than `patience`.
+  void rest(std::chrono::milliseconds patience) noexcept {
+    std::unique_lock lock(lock_);
+    if (!started_ || resting_ || stopped_) return;
+    resting_ = true;
+    changed_.notify_all();
+    const bool ended = changed_.wait_for(lock, patience, [&] { return !started_; });
+    resting_ = false;
+    if (!ended) return;
+    rested_.store(true, std::memory_order_relaxed);
+    const std::uint32_t thread = thread_;
+    lock.unlock();
+    // Not only its work has to be over: Python asks the kernel how many threads there are.
+    for (int turn = 0; turn < 1000 && ::syscall(SYS_tgkill, ::getpid(), thread, 0) == 0; ++turn) std::this_thread::yield();
+  }
+
+  // If it has ended for a fork. For calls that are slow anyway, with no lock held.
+  void begin_again() noexcept {
+    if (rested_.load(std::memory_order_relaxed)) [[unlikely]]
+      wake();
   }
 
   // At interpreter exit, without the GIL: what is being given back may need it (an upstream in Python). A device that
@@ -78,11 +109,12 @@ class BackgroundThread {
   void run() noexcept {
     pthread_setname_np(pthread_self(), "bridge-thread");
     std::unique_lock lock(lock_);
-    while (!stopped_) {
+    thread_ = native_thread_id();
+    while (!stopped_ && !resting_) {
       awake_ = false;
       busy_ = true;
       BackgroundTask::Delay next = BackgroundTask::kNever;
-      for (std::size_t index = 0; index < tasks_.size() && !stopped_; ++index) {
+      for (std::size_t index = 0; index < tasks_.size() && !stopped_ && !resting_; ++index) {
         BackgroundTask* task = tasks_[index];
         lock.unlock();
         next = std::min(next, task->run());
@@ -90,13 +122,16 @@ class BackgroundThread {
       }
       busy_ = false;
       changed_.notify_all();
-      const auto ready = [&] { return awake_ || stopped_; };
+      const auto ready = [&] { return awake_ || stopped_ || resting_; };
       if (next == BackgroundTask::kNever) {
         changed_.wait(lock, ready);
       } else {
         changed_.wait_for(lock, next, ready);
       }
     }
+    if (!resting_) return;
+    started_ = false;
+    changed_.notify_all();
   }
 
   std::mutex lock_;
@@ -106,6 +141,9 @@ class BackgroundThread {
   bool awake_ = false;
   bool busy_ = false;
   bool stopped_ = false;
+  bool resting_ = false;             // a fork waits for its end
+  std::uint32_t thread_ = 0;         // its number
+  std::atomic<bool> rested_{false};  // it has ended so
 };
 
 }  // namespace rmm_bridge

@@ -75,7 +75,7 @@ struct NumpyState {
     bool zeroed = false;
     void* ptr = from->allocate_in_place(request, refusal, &zeroed);
     if (ptr == nullptr) refused_request = {from, bytes, refusal};
-    if (ptr != nullptr && zeros && !zeroed) std::memset(ptr, 0, bytes);
+    if (ptr != nullptr && zeros && !zeroed) from->fill_with_zeros(static_cast<char*>(ptr), bytes);
     return ptr;
   }
 

@@ -97,7 +97,7 @@ class RmmUpstream final : public Upstream {
   }
 
   bool gives_zeros() const noexcept override { return false; }
-  std::size_t chunk_bytes() const noexcept override { return std::size_t{32} << 20; }
+  std::size_t chunk_bytes() const noexcept override { return std::size_t{64} << 20; }
 
   std::string refused_by() const override {
     std::scoped_lock lock(said_lock_);

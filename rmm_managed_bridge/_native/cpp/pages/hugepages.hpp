@@ -1,5 +1,5 @@
-// Advice to back large host blocks with huge pages, as NumPy gives it for its own memory: which parts of a chunk carry
-// it, and the calls. Advice is noted under the pool's lock and given after it.
+// Advice to back large host blocks with huge pages, as NumPy gives it for its own memory: which huge pages carry it, by address, and
+// the calls. Advice is noted under the pool's lock and given after it.
 #pragma once
 
 #include <sys/mman.h>
@@ -8,13 +8,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+#include "pages/page_map.hpp"
 
 namespace rmm_bridge {
 
-// On x86-64, and on aarch64 with pages of 4 KiB. With larger base pages advice for 2 MiB is as good: the kernel takes
-// what it can.
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 inline constexpr std::size_t kLeastAdvised = std::size_t{4} << 20;  // NumPy's own threshold
 
 // A call to be made once no lock is held; none for no bytes.
@@ -25,6 +23,9 @@ struct Advice {
 };
 
 // What one process has advised. The kernel has no call that takes advice back; "no huge pages" is what ends it.
+//
+// What is known of a page is in the page map, whose entries a pool changes under its lock. A page at the border of two pools may be
+// known wrongly: then it has small pages where large ones would do, or a call is made once more.
 class HugepageAdvice {
  public:
   using Function = int (*)(void*, std::size_t, int);
@@ -43,58 +44,53 @@ class HugepageAdvice {
     failures.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
-};
-
-// Which huge pages of one chunk carry advice. Guarded by the pool's lock.
-class AdvisedPages {
- public:
-  // Throws std::bad_alloc.
-  void cover(const char* base, std::size_t bytes) {
-    first_ = number(base);
-    pages_.assign(number(base + bytes - 1) - first_ + 1, State::plain);
-  }
 
   // What to call so that a large block has advice on the huge pages that lie in it as a whole, and other memory none at
   // all. A neighbour loses nothing: a page that reaches into another block is no whole page of that.
-  Advice settle(char* base, std::size_t bytes, bool huge, HugepageAdvice& process) noexcept {
-    if (pages_.empty()) return {};
+  Advice settle(PageMap& pages, char* base, std::size_t bytes, bool huge) noexcept {
     const std::uintptr_t low = huge ? number(base + kHugePage - 1) : number(base);
     const std::uintptr_t high = huge ? number(base + bytes) : number(base + bytes - 1) + 1;
-    return set(low, high, huge ? State::advised : State::plain, process);
+    return set(pages, low, high, huge ? State::advised : State::plain);
   }
 
   // The call failed. It is made again for the next block, of either kind.
-  void failed(const Advice& advice, HugepageAdvice& process) noexcept {
-    set(number(advice.base), number(advice.base + advice.bytes), State::unknown, process);
+  void failed(PageMap& pages, const Advice& advice) noexcept {
+    set(pages, number(advice.base), number(advice.base + advice.bytes), State::unknown);
   }
 
-  // The chunk goes back to upstream, which may use it for anything.
-  Advice end(HugepageAdvice& process) noexcept { return set(first_, first_ + pages_.size(), State::plain, process); }
+  // The range goes back to an upstream that may use it for anything.
+  Advice end(PageMap& pages, char* base, std::size_t bytes) noexcept {
+    return set(pages, number(base), number(base + bytes - 1) + 1, State::plain);
+  }
+
+  // The range is about to be unmapped, and takes its advice along; what is left of a page at its ends can be no huge page.
+  void forget(PageMap& pages, char* base, std::size_t bytes) noexcept { end(pages, base, bytes); }
+
+  // What the range carries is not known.
+  void doubt(PageMap& pages, char* base, std::size_t bytes) noexcept {
+    set(pages, number(base), number(base + bytes - 1) + 1, State::unknown);
+  }
 
  private:
-  enum class State : std::uint8_t { plain, advised, unknown };
+  enum class State : std::uint8_t { plain, advised, unknown };  // in the page map, where zero is plain
 
   static std::uintptr_t number(const char* address) noexcept { return reinterpret_cast<std::uintptr_t>(address) / kHugePage; }
 
   // From the first to the last page in [low, high) that is not so already.
-  Advice set(std::uintptr_t low, std::uintptr_t high, State state, HugepageAdvice& process) noexcept {
+  Advice set(PageMap& pages, std::uintptr_t low, std::uintptr_t high, State state) noexcept {
     std::uintptr_t first = high, last = low;
     std::int64_t more = 0;
     for (std::uintptr_t page = low; page < high; ++page) {
-      State& now = pages_[page - first_];
-      if (now == state) continue;
-      more += (state == State::advised) - (now == State::advised);
-      now = state;
+      const auto before = static_cast<State>(pages.exchange_note(page, static_cast<std::uint8_t>(state)));
+      if (before == state) continue;
+      more += (state == State::advised) - (before == State::advised);
       first = std::min(first, page);
       last = page;
     }
     if (first == high) return {};
-    process.advised_bytes.fetch_add(more * static_cast<std::int64_t>(kHugePage), std::memory_order_relaxed);
+    advised_bytes.fetch_add(more * static_cast<std::int64_t>(kHugePage), std::memory_order_relaxed);
     return {reinterpret_cast<char*>(first * kHugePage), (last - first + 1) * kHugePage, state == State::advised};
   }
-
-  std::uintptr_t first_ = 0;
-  std::vector<State> pages_;  // empty: this chunk is never advised
 };
 
 }  // namespace rmm_bridge

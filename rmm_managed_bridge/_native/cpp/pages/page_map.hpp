@@ -21,6 +21,11 @@ struct Span;
 inline constexpr unsigned kGranuleBits = 18;
 inline constexpr std::size_t kGranule = std::size_t{1} << kGranuleBits;
 
+// On x86-64, and on aarch64 with pages of 4 KiB. With larger base pages advice for 2 MiB is as good: the kernel takes
+// what it can.
+inline constexpr unsigned kHugePageBits = 21;
+inline constexpr std::size_t kHugePage = std::size_t{1} << kHugePageBits;
+
 class PageMap {
  public:
   // Null for an address that no live span covers.
@@ -61,6 +66,16 @@ class PageMap {
     }
   }
 
+  // Writes a note about the huge page of this number, where there is room for its range, and returns the one that was there. Nobody
+  // reads them but hugepages.hpp.
+  std::uint8_t exchange_note(std::uintptr_t huge_page, std::uint8_t note) noexcept {
+    Leaf* leaf = root_[huge_page >> kNoteBits].load(std::memory_order_relaxed);
+    std::atomic<std::uint8_t>& at = leaf->notes[huge_page & ((std::uintptr_t{1} << kNoteBits) - 1)];
+    const std::uint8_t before = at.load(std::memory_order_relaxed);
+    if (before != note) at.store(note, std::memory_order_relaxed);
+    return before;
+  }
+
   void set(const void* base, std::size_t bytes, Span* span) noexcept {
     const auto first = reinterpret_cast<std::uintptr_t>(base) >> kGranuleBits;
     for (std::uintptr_t number = first; number < first + (bytes >> kGranuleBits); ++number) {
@@ -70,6 +85,7 @@ class PageMap {
 
  private:
   static constexpr unsigned kLevelBits = 15;  // 2 * 15 + 18 = 48 bits of address
+  static constexpr unsigned kNoteBits = kLevelBits + kGranuleBits - kHugePageBits;
   static constexpr std::uintptr_t kMask = (std::uintptr_t{1} << kLevelBits) - 1;
   [[gnu::noinline]] Span* find_alone(const void* address) const noexcept {
     const auto number = reinterpret_cast<std::uintptr_t>(address);
@@ -90,6 +106,7 @@ class PageMap {
 
   struct Leaf {
     std::atomic<Span*> spans[std::size_t{1} << kLevelBits];
+    std::atomic<std::uint8_t> notes[std::size_t{1} << kNoteBits];
   };
   std::atomic<Leaf*> root_[std::size_t{1} << kLevelBits] = {};
 };

@@ -86,9 +86,36 @@ std::size_t SlabStore::give_idle(Side side, std::vector<std::vector<Block*>>& bi
   return bytes;
 }
 
-void SlabStore::take_free_chunks(std::size_t wanted, std::vector<Chunk*>& chunks) {
-  gpu_heap_.take_free_chunks(wanted, chunks);
-  cpu_heap_.take_free_chunks(wanted, chunks);
+void SlabStore::take_free(std::size_t wanted, bool parts, std::vector<Span*>& spans) {
+  if (!parts) {
+    gpu_heap_.take_pieces(wanted, spans);
+    cpu_heap_.take_pieces(wanted, spans);
+    return;
+  }
+  // Granules only if whole huge pages were not enough: a huge page that is cut loses what makes it fast.
+  for (const std::size_t step : {kHugePage, kGranule}) {
+    gpu_heap_.take_parts(wanted, step, spans);
+    cpu_heap_.take_parts(wanted, step, spans);
+  }
+}
+
+bool SlabStore::resize(Span* span, const SizeClass& size) noexcept {
+  if (!heap(span->side).resize(span, round_to_granule(size.bytes))) return false;
+  span->set_block_bytes(size.bytes);
+  span->class_index = size.index;
+  return true;
+}
+
+Span* SlabStore::span_for(Side side, char* base, const SizeClass& size) {
+  Span* span = heap(side).new_span(base, round_to_granule(size.bytes), pool_);
+  try {
+    prepare(span, size);
+  } catch (...) {
+    heap(side).forget(span);
+    throw;
+  }
+  carve(span);
+  return span;
 }
 
 }  // namespace rmm_bridge

@@ -54,16 +54,32 @@ class SlabStore {
   // memory: it is what an allocation that failed does next.
   std::size_t give_idle(Side side, std::vector<std::vector<Block*>>& bins) noexcept;
 
-  // A piece from upstream that the page map has room for. Throws std::bad_alloc and then has changed nothing.
-  void add(Chunk* chunk, bool zeroed) { heap(chunk->side).add_chunk(chunk, pool_, zeroed); }
+  // A piece from upstream that the page map has room for. `chunk` is null where parts of it may go back. Throws std::bad_alloc and then
+  // has changed nothing.
+  void add(Side side, char* base, std::size_t bytes, Chunk* chunk, bool zeroed) {
+    heap(side).add(base, bytes, chunk, pool_, zeroed);
+  }
 
-  // Appends pieces that are free as a whole, up to `wanted` bytes and the one that reaches it, and forgets them: the caller gives
-  // them back. Throws std::bad_alloc, and then those in `chunks` are all that went.
-  void take_free_chunks(std::size_t wanted, std::vector<Chunk*>& chunks);
+  // Takes out free memory of about `wanted` bytes, as parts or in whole pieces, and appends it: the caller gives it back. It is in
+  // nobody's list until the caller says what became of each span. Throws std::bad_alloc, and then those in `spans` are all that went.
+  void take_free(std::size_t wanted, bool parts, std::vector<Span*>& spans);
+  void forget(Span* span) noexcept { heap(span->side).forget(span); }
+  void keep(Span* span, bool zeroed) noexcept { heap(span->side).keep(span, zeroed); }
+
+  // Makes the span of a live large block another size, in place; false if that cannot be done, and then nothing has changed.
+  bool resize(Span* span, const SizeClass& size) noexcept;
+
+  // The span of a large block in memory that the page map has room for, and is not led to yet; throws std::bad_alloc. `leave` ends that
+  // the page map leads to a span, and `enter` begins it.
+  Span* span_for(Side side, char* base, const SizeClass& size);
+  void leave(Span* span) noexcept { heap(span->side).leave(span); }
+  void enter(Span* span) noexcept { heap(span->side).enter(span); }
 
   std::size_t largest_free_bytes() const noexcept {
     return std::max(cpu_heap_.largest_free_bytes(), gpu_heap_.largest_free_bytes());
   }
+  std::size_t free_bytes() const noexcept { return cpu_heap_.free_bytes() + gpu_heap_.free_bytes(); }
+  std::size_t pinned_bytes() const noexcept { return cpu_heap_.pinned_bytes() + gpu_heap_.pinned_bytes(); }
 
  private:
   PageHeap& heap(Side side) noexcept { return side == Side::cpu ? cpu_heap_ : gpu_heap_; }

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
 #include "pages/size_class.hpp"
 
@@ -18,13 +17,12 @@ namespace rmm_bridge {
 
 class Pool;
 
-struct Chunk {  // one piece from upstream
+struct Chunk {  // one piece of an upstream that takes it back as a whole
   char* base = nullptr;
   std::size_t bytes = 0;
   char* upstream_base = nullptr;  // what upstream gave, before aligning to a granule
   std::size_t upstream_bytes = 0;
   Side side = Side::cpu;
-  AdvisedPages advised;
 };
 
 struct Block {
@@ -43,7 +41,7 @@ struct Span {
   Side side = Side::cpu;
   bool zeroed = false;  // never handed out since upstream gave it as zeros
   Pool* pool = nullptr;
-  Chunk* chunk = nullptr;
+  Chunk* chunk = nullptr;  // null where parts of a piece may go back
   char* base = nullptr;
   std::size_t bytes = 0;
   std::size_t block_bytes = 0;

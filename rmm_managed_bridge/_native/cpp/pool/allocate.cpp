@@ -6,6 +6,7 @@ namespace rmm_bridge {
 // What the front has not got: from the lane, the ready lane, a slab, another lane, upstream, and then from what work
 // still holds.
 Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) noexcept {
+  process_.background.begin_again();
   try {
     const Advising advising{*this, out};
     Pins pins(*this);
@@ -26,6 +27,7 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
     if (!stream.host() && steal(want, stream, out)) return Refusal::none;
     flush_deferred();
     if (wait_a_while(want, out)) return Refusal::none;
+    if (make_room(want, out)) return Refusal::none;
     if (grow(want, out)) return Refusal::none;
     if (trim() != 0 && grow(want, out)) return Refusal::none;
     if (after_others(want, out)) return Refusal::none;
@@ -66,7 +68,9 @@ bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   if (block == nullptr) return false;
   hand_out(block, want, zeroed, out);
   Span* span = process_.pages.find(block->start);
-  out.advice = span->chunk->advised.settle(span->base, span->bytes, want.size.bytes >= kLeastAdvised, process_.hugepages);
+  if (advises(want.side)) {
+    out.advice = process_.hugepages.settle(process_.pages, span->base, span->bytes, want.size.bytes >= kLeastAdvised);
+  }
   return true;
 }
 
@@ -78,6 +82,7 @@ void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noe
   used_bytes_ += want.size.bytes;
   asked_bytes_ += want.asked_bytes;
   ++live_count_;
+  budget_.note(live_now());
   out = {block->start, block, zeroed, want.held, {}};
 }
 
@@ -104,61 +109,63 @@ void Pool::settle(Block* block) noexcept {
   }
 }
 
-void Pool::advise(const Grant& grant) noexcept {
-  if (grant.advice.bytes == 0 || process_.hugepages.give(grant.advice)) return;
+void Pool::advise(const Advice& advice) noexcept {
+  if (advice.bytes == 0 || process_.hugepages.give(advice)) return;
   std::scoped_lock lock(lock_);
-  process_.pages.find(grant.ptr)->chunk->advised.failed(grant.advice, process_.hugepages);
+  process_.hugepages.failed(process_.pages, advice);
 }
 
 bool Pool::grow(const Want& want, Grant& out) {
   if (options_.debug) return grow_debug(want, out);
-  const std::size_t usual = with_lock([&] { return slabs_.next_span_bytes(want.side, want.size); });
   const std::size_t least = round_to_granule(want.size.bytes);
+  std::size_t piece = 0, usual = 0;
+  with_lock([&] {
+    piece = piece_for(want);
+    usual = slabs_.next_span_bytes(want.side, want.size);
+  });
   std::size_t tried = 0;
-  for (std::size_t bytes : {std::max(usual, chunk_bytes_), usual, least}) {
+  for (std::size_t bytes : {piece, usual, least}) {
     if (bytes == tried) continue;
     tried = bytes;
     // Another thread may take what this one has just added; then there is no growth to be had, and the ladder goes on.
-    if (add_piece(bytes, want.side) && with_lock([&] { return take_new(want, out, true); })) return true;
+    if (!add_piece(bytes, want.side) || !with_lock([&] { return take_new(want, out, true); })) continue;
+    watch(bytes);
+    return true;
   }
   return false;
 }
 
 bool Pool::add_piece(std::size_t bytes, Side side) {
-  auto chunk = std::make_unique<Chunk>();
-  chunk->bytes = chunk->upstream_bytes = bytes;
-  chunk->side = side;
+  auto chunk = parts_ ? nullptr : std::make_unique<Chunk>();
   WithoutGil without(process_);
   for (const std::size_t slack : {std::size_t{0}, kGranule}) {
-    chunk->upstream_bytes = bytes + slack;
+    const std::size_t upstream_bytes = bytes + slack;
     {
       // What is reserved keeps upstream: see `close`.
       std::scoped_lock lock(lock_);
       const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
-      if (upstream_ == nullptr || chunk->upstream_bytes > left) return false;
-      reserved_bytes_ += chunk->upstream_bytes;
+      if (upstream_ == nullptr || upstream_bytes > left) return false;
+      reserved_bytes_ += upstream_bytes;
     }
-    auto* raw = static_cast<char*>(upstream_->allocate(chunk->upstream_bytes));
+    auto* raw = static_cast<char*>(upstream_->allocate(upstream_bytes));
     const auto number = reinterpret_cast<std::uintptr_t>(raw);
     const std::uintptr_t aligned = (number + kGranule - 1) & ~std::uintptr_t{kGranule - 1};
     if (raw != nullptr && (slack != 0 || aligned == number)) {
-      chunk->upstream_base = raw;
-      chunk->base = reinterpret_cast<char*>(aligned);
+      auto* base = reinterpret_cast<char*>(aligned);
+      if (chunk != nullptr) *chunk = {base, bytes, raw, upstream_bytes, side};
       try {
-        process_.pages.reserve(chunk->base, bytes);
-        if (options_.hugepages && side == Side::cpu) chunk->advised.cover(chunk->base, bytes);
-        std::scoped_lock lock(lock_);
-        slabs_.add(chunk.get(), gives_zeros_);
+        process_.pages.reserve(base, bytes);
+        with_lock([&] { slabs_.add(side, base, bytes, chunk.get(), gives_zeros_); });
         chunk.release();
         return true;
       } catch (const std::bad_alloc&) {
       }
     }
     // Not on a granule: others take pieces of other sizes from the same upstream. Once more, with room to align in.
-    if (raw != nullptr) upstream_->deallocate(raw, chunk->upstream_bytes);
+    if (raw != nullptr) upstream_->deallocate(raw, upstream_bytes);
     std::scoped_lock lock(lock_);
-    reserved_bytes_ -= chunk->upstream_bytes;
-    if (raw == nullptr) return false;
+    reserved_bytes_ -= upstream_bytes;
+    if (raw == nullptr || parts_) return false;
   }
   return false;
 }

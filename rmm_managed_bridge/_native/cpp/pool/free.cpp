@@ -101,6 +101,7 @@ void Pool::deallocate_slowly(const Freeing& freed, bool shown, const StreamRef* 
     }
   }
   if (options_.debug) process_.background.wake();
+  process_.background.begin_again();
 }
 
 void Pool::free_block(const Freeing& freed, bool shown, const StreamRef* stream, Ending& ending) {

@@ -34,6 +34,10 @@ struct PoolOptions {
   std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
   std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
   std::chrono::milliseconds patience{1000};        // that while
+  // No more is reserved than twice what was live lately, and a little: see pool_budget.hpp. `release_threshold_bytes` takes its place.
+  bool budget = false;
+  std::size_t least_budget_bytes = 0;
+  bool counts_asked = true;  // frees say what was asked for, as they do where there is a ledger
   // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
   bool cautious = true;
   bool debug = false;        // see debug.cpp
@@ -48,6 +52,8 @@ struct PoolNumbers {
   std::size_t quarantined_bytes = 0;
   std::size_t largest_free_bytes = 0;
   std::size_t lane_count = 0;
+  std::size_t slab_free_bytes = 0;  // free, but in slabs and lanes: memory goes back as whole spans
+  std::size_t pinned_bytes = 0;     // free, but in pieces that go back as a whole and have live blocks
 };
 
 }  // namespace rmm_bridge

@@ -24,6 +24,7 @@
 #include "pages/size_class.hpp"
 #include "pages/slabs.hpp"
 #include "pages/upstream.hpp"
+#include "pool/pool_budget.hpp"
 #include "pool/options.hpp"
 #include "pool/process.hpp"
 #include "streams/lane_table.hpp"
@@ -41,8 +42,10 @@ class Pool : public ForkLocks {
         upstream_(std::move(upstream)),
         chunk_bytes_(upstream_->chunk_bytes()),
         gives_zeros_(upstream_->gives_zeros()),
+        parts_(upstream_->gives_parts()),
         driver_(driver),
-        options_(options) {
+        options_(options),
+        budgeted_(options.budget && !options.debug && options.release_threshold_bytes == PoolOptions::kNoLimit) {
     if (driver_ != nullptr) events_ = std::make_unique<EventPool>(*driver_, context);
   }
   Pool(const Pool&) = delete;
@@ -97,7 +100,24 @@ class Pool : public ForkLocks {
   void resized(std::ptrdiff_t bytes) noexcept {
     std::scoped_lock lock(lock_);
     asked_bytes_ += static_cast<std::size_t>(bytes);
+    budget_.note(live_now());
   }
+
+  // Makes a live large block of host memory larger or smaller where it lies. False if that cannot be done, and nothing has changed.
+  bool resize_in_place(Span* span, Block* block, const SizeClass& size) noexcept;
+
+  // Moves the pages of such a block to a place where it is larger, in steps: while the second goes on the block is live at neither.
+  struct Move {
+    Span* from = nullptr;
+    Span* to = nullptr;
+    Block* block() const noexcept { return &to->blocks.load(std::memory_order_relaxed)[0]; }
+  };
+  bool begin_move(Span* from, const SizeClass& size, std::size_t more_asked, Move& move) noexcept;
+  bool end_move(const Move& move) noexcept;     // false: the kernel refuses, and the block is where it was
+  void cancel_move(const Move& move) noexcept;  // instead
+
+  // Of a block that was handed out with old bytes in it.
+  void fill_with_zeros(char* ptr, std::size_t bytes) noexcept;
 
   static bool mark(Process& process, Block* block, std::uint8_t flag) noexcept;
 
@@ -175,7 +195,15 @@ class Pool : public ForkLocks {
   PoolNumbers numbers() {
     std::scoped_lock lock(lock_);
     drain_all();
-    return {reserved_bytes_, used_bytes_, asked_bytes_, quarantined_bytes(), slabs_.largest_free_bytes(), lanes_.size()};
+    const std::size_t elsewhere = used_bytes_ + quarantined_bytes() + slabs_.free_bytes();
+    return {.reserved_bytes = reserved_bytes_,
+            .used_bytes = used_bytes_,
+            .asked_bytes = asked_bytes_,
+            .quarantined_bytes = quarantined_bytes(),
+            .largest_free_bytes = slabs_.largest_free_bytes(),
+            .lane_count = lanes_.size(),
+            .slab_free_bytes = options_.debug ? 0 : reserved_bytes_ - std::min(reserved_bytes_, elsewhere),
+            .pinned_bytes = slabs_.pinned_bytes()};
   }
 
   // Gives everything back and lets upstream go, if no block is live; false otherwise. After that every allocation is
@@ -271,7 +299,7 @@ class Pool : public ForkLocks {
   struct Advising {
     Pool& pool;
     Grant& grant;
-    ~Advising() { pool.advise(grant); }
+    ~Advising() { pool.advise(grant.advice); }
   };
 
   template <typename Body>
@@ -315,7 +343,8 @@ class Pool : public ForkLocks {
   Refusal allocate_slowly(Want want, const KnownStream& stream, Grant& out) noexcept;
   bool grow(const Want& want, Grant& out);
   bool add_piece(std::size_t bytes, Side side);
-  void advise(const Grant& grant) noexcept;
+  void advise(const Advice& advice) noexcept;
+  bool advises(Side side) const noexcept { return options_.hugepages && side == Side::cpu; }
 
   // In tracked_pool.hpp, which knows whose the block was.
   virtual void damaged(PendingWarning::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept = 0;
@@ -362,15 +391,36 @@ class Pool : public ForkLocks {
   bool look_until_trimmed(Look look);
 
   // Takes the lock itself. In trim.cpp:
-  std::size_t release_chunks(std::size_t keep_bytes);
+  std::size_t give_back(std::size_t wanted_bytes);
+  void keep_cleared(Span* span) noexcept;
+  std::size_t give_back_above(std::size_t keep_bytes);
+  void settle_all();
   std::size_t cached_bytes() noexcept;
+
+  // Under the lock. In room.cpp:
+  std::size_t live_now() const noexcept;
+  std::size_t budget_for(std::size_t more_bytes) const noexcept;
+  std::size_t above_budget(std::size_t piece_bytes, std::size_t asked) const noexcept;
+  std::size_t piece_for(const Want& want) const noexcept;
+  void look_at_clock(std::size_t asked) noexcept;
+  void free_idle_slabs() noexcept;
+  std::size_t take_large(Lane& lane, std::uint32_t first_class, std::vector<Block*>& blocks);
+
+  // Takes the lock itself. In room.cpp:
+  bool make_room(const Want& want, Grant& out);
+  void settle_large_blocks();
+  BackgroundTask::Delay keep_budget();
+  bool nothing_runs();
+  void watch(std::size_t added_bytes) noexcept;
 
   Process& process_;
   std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
   const std::size_t chunk_bytes_;
   const bool gives_zeros_;
+  const bool parts_;  // spans have no chunk: see Upstream::gives_parts
   const Driver* driver_;
   const PoolOptions options_;
+  const bool budgeted_;
   std::unique_ptr<EventPool> events_;
 
   mutable SpinLock lock_;
@@ -383,9 +433,11 @@ class Pool : public ForkLocks {
   std::size_t asked_bytes_ = 0;  // of what was asked for in them
   std::size_t lost_bytes_ = 0;   // of blocks that there was no memory to put anywhere: see deallocate_slowly
   std::size_t live_count_ = 0;
-  EventRef gave_up_on_;                 // what the last wait at the quarantine's limit was for, in vain
-  std::atomic<int> deferred_shift_{0};  // how large the next deferred batch grows: see flush_deferred
-  std::vector<Span*> settled_;          // debug mode: blocks that nothing touches any more, to be checked and given back
+  PoolBudget budget_{driver_ == nullptr ? PoolBudget::kHostPeriodNs : PoolBudget::kDevicePeriodNs};
+  std::pair<std::size_t, std::size_t> pinned_at_{};  // see keep_budget
+  EventRef gave_up_on_;                              // what the last wait at the quarantine's limit was for, in vain
+  std::atomic<int> deferred_shift_{0};               // how large the next deferred batch grows: see flush_deferred
+  std::vector<Span*> settled_;  // debug mode: blocks that nothing touches any more, to be checked and given back
   std::vector<Span*> unused_debug_;
   std::vector<std::unique_ptr<Block[]>> debug_tables_;
   std::int64_t looked_ns_ = 0;

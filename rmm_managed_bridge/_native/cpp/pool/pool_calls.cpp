@@ -17,7 +17,7 @@ TrackedPool* new_host_pool(Process* process, const PoolOptions& options, int kin
   if (options.debug) {
     upstream = std::make_unique<MallocUpstream>();
   } else {
-    upstream = std::make_unique<HostUpstream>();
+    upstream = std::make_unique<HostUpstream>(!ordered);
   }
   return new_pool(process, std::move(upstream), ordered ? &process->driver : nullptr, context, options, device, kind, track);
 }

@@ -55,6 +55,8 @@ struct Process {
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};
   std::atomic<std::uint64_t> failures{0};
+  std::atomic<std::uint64_t> given_back{0};     // pieces, or parts of them, to upstream
+  std::atomic<std::uint64_t> beyond_budget{0};  // growth that passed a pool's budget: see Pool::make_room
   // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
   std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
   NewBlocks new_blocks;
@@ -84,6 +86,8 @@ struct Process {
   std::uint64_t foreign_free_count() const noexcept { return foreign_frees.load(); }
   std::uint64_t size_mismatch_count() const noexcept { return size_mismatches.load(); }
   std::uint64_t failure_count() const noexcept { return failures.load(); }
+  std::uint64_t given_back_count() const noexcept { return given_back.load(); }
+  std::uint64_t beyond_budget_count() const noexcept { return beyond_budget.load(); }
   int phase_number() const noexcept { return static_cast<int>(phase()); }
 
   bool has_pools() const noexcept { return !locks_.empty(); }

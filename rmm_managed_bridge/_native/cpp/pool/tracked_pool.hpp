@@ -54,7 +54,7 @@ class TrackedPool : public Pool, public BackgroundTask {
 
   TrackedPool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
               const PoolOptions& options, int device, std::uint8_t kind, Track track)
-      : Pool(process, std::move(upstream), driver, context, options),
+      : Pool(process, std::move(upstream), driver, context, told(options, track)),
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
         track_(track) {
@@ -202,6 +202,11 @@ class TrackedPool : public Pool, public BackgroundTask {
       pool->close_soon(bytes);
   }
 
+  static PoolOptions told(PoolOptions options, Track track) noexcept {
+    options.counts_asked = track != Track::off;
+    return options;
+  }
+
   // Of a block that nobody has seen yet.
   void give_back(Block* block, std::size_t bytes, bool shown, StreamRef stream) noexcept;
 
@@ -236,6 +241,8 @@ class TrackedPool : public Pool, public BackgroundTask {
 
   // In resize.cpp:
   bool copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept;
+  void* move_pages(const Found& found, Ledger::EntryId id, std::size_t old_bytes, std::size_t bytes, bool& ended) noexcept;
+  void record_resize(Ledger::EntryId id) noexcept;
   template <typename Moved>
   bool account_resize(Ledger::EntryId id, void* from, void* to, std::size_t bytes, Moved moved) noexcept;
 

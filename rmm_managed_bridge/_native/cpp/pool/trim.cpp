@@ -23,9 +23,15 @@ std::size_t Pool::trim(std::size_t keep_bytes) {
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
     poll();
-    bytes += release_chunks(keep_bytes);
+    bytes += give_back_above(keep_bytes);
     if (cached_bytes() <= keep_bytes) return bytes;
   }
+  settle_all();
+  return bytes + give_back_above(keep_bytes) + (options_.debug ? release_debug(true) : 0);
+}
+
+// All that is free leaves its lane, behind an event, and what has finished can go back or become anything.
+void Pool::settle_all() {
   flush_deferred();
   std::vector<std::uint16_t> open;
   with_lock([&] {
@@ -36,37 +42,63 @@ std::size_t Pool::trim(std::size_t keep_bytes) {
   });
   for (std::uint16_t index : open) close_lane(index, nullptr);
   poll();
-  return bytes + release_chunks(keep_bytes) + (options_.debug ? release_debug(true) : 0);
 }
 
-std::size_t Pool::release_chunks(std::size_t keep_bytes) {
+std::size_t Pool::give_back_above(std::size_t keep_bytes) {
+  if (keep_bytes == 0) return give_back(PoolOptions::kNoLimit);
   const std::size_t cached = cached_bytes();
-  std::vector<Chunk*> chunks;
-  {
-    std::scoped_lock lock(lock_);
-    for (Side side : {Side::cpu, Side::gpu}) {
-      Lane& ready = lanes_.at(ready_lane(side));
-      drain(ready);
-      ready.free_bytes -= slabs_.give_idle(side, ready.bins);
-    }
+  return give_back(cached - std::min(cached, keep_bytes));
+}
+
+// Gives about so many free bytes back to upstream, and returns how many went: whole pieces, or parts of free spans.
+std::size_t Pool::give_back(std::size_t wanted_bytes) {
+  const Trimming trimming(trimming_);
+  std::vector<Span*> spans;
+  with_lock([&] {
+    free_idle_slabs();
     try {
-      slabs_.take_free_chunks(keep_bytes == 0 ? PoolOptions::kNoLimit : cached - std::min(cached, keep_bytes), chunks);
+      slabs_.take_free(wanted_bytes, parts_, spans);
     } catch (const std::bad_alloc&) {  // the rest is for the next time
     }
-  }
-  if (chunks.empty()) return 0;
+    for (const Span* span : spans) {
+      if (span->chunk == nullptr && advises(span->side)) process_.hugepages.forget(process_.pages, span->base, span->bytes);
+    }
+  });
+  if (spans.empty()) return 0;
   WithoutGil without(process_);
   std::size_t bytes = 0;
-  for (Chunk* chunk : chunks) {
-    if (const Advice advice = chunk->advised.end(process_.hugepages); advice.bytes != 0) process_.hugepages.give(advice);
-    bytes += chunk->upstream_bytes;
-    upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
-    delete chunk;
+  for (Span*& span : spans) {
+    if (Chunk* chunk = span->chunk; chunk != nullptr) {
+      if (advises(span->side)) {
+        const Advice advice = process_.hugepages.end(process_.pages, chunk->base, chunk->bytes);
+        if (advice.bytes != 0) process_.hugepages.give(advice);
+      }
+      bytes += chunk->upstream_bytes;
+      upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
+      delete chunk;
+    } else if (upstream_->release(span->base, span->bytes)) {
+      bytes += span->bytes;
+    } else {
+      keep_cleared(std::exchange(span, nullptr));
+      continue;
+    }
+    process_.given_back.fetch_add(1, std::memory_order_relaxed);
   }
   // Only now: `close` lets upstream go once nothing is reserved.
   std::scoped_lock lock(lock_);
+  for (Span* span : spans) {
+    if (span != nullptr) slabs_.forget(span);
+  }
   reserved_bytes_ -= bytes;
   return bytes;
+}
+
+// The kernel does not take a part back, since it has too many mappings: at least nothing of it is resident.
+void Pool::keep_cleared(Span* span) noexcept {
+  const bool cleared = upstream_->clear(span->base, span->bytes);
+  std::scoped_lock lock(lock_);
+  if (advises(span->side)) process_.hugepages.doubt(process_.pages, span->base, span->bytes);
+  slabs_.keep(span, cleared);
 }
 
 void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
@@ -169,6 +201,7 @@ BackgroundTask::Delay Pool::run_tasks() noexcept {
       seen_cached_bytes_ = cached;
       next = std::min(next, delay_);
     }
+    next = std::min(next, keep_budget());
   } catch (const std::bad_alloc&) {
     next = kLate;
   }
