@@ -40,6 +40,12 @@ bool relieve(std::size_t bytes, int attempt, bool may_collect) {
   return again;
 }
 
+void before_fork() {
+  // CUDA has threads of its own, so that Python warns anyway; and what is being given back to a device may take as long as its work.
+  if (!connected->driver.loaded) connected->background.rest(std::chrono::milliseconds(100));
+  connected->lock_for_fork();
+}
+
 void after_fork_in_child() {
   connected->unlock_after_fork();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
@@ -61,7 +67,7 @@ void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
   process->on_warning = soon<call_warnings>;
   process->relieve = relieve;
   // A child shares our pages but not our threads. Python's own at-fork hooks would miss forks made by native code.
-  pthread_atfork([] { connected->lock_for_fork(); }, [] { connected->unlock_after_fork(); }, after_fork_in_child);
+  pthread_atfork(before_fork, [] { connected->unlock_after_fork(); }, after_fork_in_child);
 }
 
 void begin_exit(Process* process) {
