@@ -239,3 +239,25 @@ def test_pytorchs_record_stream_on_a_captured_stream_that_was_never_seen_is_not_
     with pytest.raises(RuntimeError, match="out of memory"):
         guest.malloc(16 * MIB, 0, stream.handle)
     assert not fake.done(work)
+
+
+def test_a_stream_that_comes_to_be_held_while_a_block_is_freed_on_it_keeps_what_is_unfinished(
+    bench: Bench, fake: FakeCuda
+) -> None:
+    """The event of that free stands before the work of another block that was freed there meanwhile."""
+    stream = bench.borrowed()
+    first, second = bench.allocate(256 << 10, stream), bench.allocate(256 << 10, stream)
+    operations = []
+
+    def meanwhile() -> None:
+        operations.append(fake.enqueue(stream))
+        bench.free(second, stream)
+        bench.adopt(stream)
+
+    fake.on_call("cuEventRecord", lambda: fake.on_call("cuStreamIsCapturing", meanwhile))
+    bench.free(first, stream)
+    assert operations
+    taken = [bench.allocate(256 << 10) for _ in range(3)]
+    assert not fake.done(operations[0])
+    assert second not in taken
+    fake.finish(operations[0])

@@ -156,6 +156,11 @@ void Pool::free_borrowed(const Span* span, Block* block, Lane& lane, const Strea
     return;
   }
   quarantine_.sign(lane, event, later);
+  if (lane.held()) {
+    // Since the event was recorded: with it, the lane would count as finished though it has blocks of later work.
+    put(lane, span, block);
+    return;
+  }
   lane.events.push_back(event);
   try {
     put(lane, span, block);
