@@ -119,6 +119,10 @@ class PoolSettings:
     retain: str = "budget"
     least_budget_bytes: int = 0
     """So much may be reserved whatever the program used lately."""
+    spare_bytes: int = 64 << 20
+    """What may be reserved beyond twice that."""
+    recent_ms: int | None = None
+    """How long "lately" is at least; by default 5 s, and 15 s on devices."""
 
 
 @dataclass(frozen=True)

@@ -337,6 +337,9 @@ cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent, b
     if options is not None:
         native.budget = options.retain == "budget"
         native.least_budget_bytes = options.least_budget_bytes
+        native.spare_bytes = options.spare_bytes
+        if options.recent_ms is not None:
+            native.recent = Milliseconds(<int64_t>options.recent_ms)
         if options.limit_bytes is not None:
             native.limit_bytes = options.limit_bytes
         if options.release_threshold_bytes is not None:

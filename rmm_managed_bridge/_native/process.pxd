@@ -223,6 +223,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         bool debug
         bool budget
         size_t least_budget_bytes
+        size_t spare_bytes
+        Milliseconds recent
         bool hugepages
         bool device_wait
 

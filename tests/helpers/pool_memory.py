@@ -4,6 +4,7 @@ native/test_pool_machine.py.
 
 import ctypes
 import os
+from typing import Any
 
 import pytest
 from fake_cuda.pool import EVERYTHING, KIB, MIB, Bench
@@ -38,9 +39,13 @@ class PoolMachine(StreamMachine):
         quarantine=st.sampled_from([EVERYTHING, 256 * KIB]),
     )
     def start(self, limits: tuple[int, int], quarantine: int) -> None:
-        """Small limits make the pool steal and wait."""
-        settings = {"quarantine_limit_bytes": quarantine, "patience_ms": 0}
-        self.benches = [Bench(self.fake, device=i, limit_bytes=limit, **settings) for i, limit in enumerate(limits)]
+        """Small limits make the pool steal and wait; so does a budget, where it is too small for the bridge's thread."""
+        settings: dict[str, Any] = {"quarantine_limit_bytes": quarantine, "patience_ms": 0}
+        budget = {"retain": "budget", "spare_bytes": 0, "recent_ms": 10_000_000} if limits[0] <= 64 * MIB else {}
+        self.benches = [
+            Bench(self.fake, device=0, limit_bytes=limits[0], **settings, **budget),
+            Bench(self.fake, device=1, limit_bytes=limits[1], **settings),
+        ]
         self.start_streams()
 
     # --- memory ---

@@ -89,23 +89,23 @@ bool is(const char* ptr, std::size_t bytes, unsigned char mark) {
 // What counts as recent, by a clock that the test sets.
 void budget_by_the_clock() {
   PoolBudget budget(100);
-  expect(budget.bytes(0) == PoolBudget::kBytes, "of a pool that has nothing");
+  expect(budget.bytes(0) == PoolBudget::kSpareBytes, "of a pool that has nothing");
   budget.roll(1000, 10);
   budget.note(50);
   budget.note(20);
-  expect(budget.bytes(20) == 2 * 50 + PoolBudget::kBytes, "the most that was live counts");
-  expect(budget.bytes(70) == 2 * 70 + PoolBudget::kBytes, "what is about to be live counts");
+  expect(budget.bytes(20) == 2 * 50 + PoolBudget::kSpareBytes, "the most that was live counts");
+  expect(budget.bytes(70) == 2 * 70 + PoolBudget::kSpareBytes, "what is about to be live counts");
   budget.roll(1099, 5);
-  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kBytes, "a period is not over");
+  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kSpareBytes, "a period is not over");
   budget.roll(1100, 7);
-  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kBytes, "the last period counts");
+  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kSpareBytes, "the last period counts");
   budget.roll(1199, 6);
-  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kBytes, "the last period counts to the end of this one");
+  expect(budget.bytes(0) == 2 * 50 + PoolBudget::kSpareBytes, "the last period counts to the end of this one");
   budget.roll(1200, 4);
-  expect(budget.bytes(0) == 2 * 7 + PoolBudget::kBytes, "the one before the last is forgotten");
+  expect(budget.bytes(0) == 2 * 7 + PoolBudget::kSpareBytes, "the one before the last is forgotten");
   budget.roll(9000, 3);
   budget.roll(9100, 3);
-  expect(budget.bytes(0) == 2 * 3 + PoolBudget::kBytes, "nobody asked for long");
+  expect(budget.bytes(0) == 2 * 3 + PoolBudget::kSpareBytes, "nobody asked for long");
   expect(budget.bytes(~std::size_t{0} / 2) == ~std::size_t{0}, "it does not wrap");
 }
 

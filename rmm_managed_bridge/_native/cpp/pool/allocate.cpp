@@ -82,7 +82,7 @@ void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noe
   used_bytes_ += want.size.bytes;
   asked_bytes_ += want.asked_bytes;
   ++live_count_;
-  budget_.note(live_now());
+  if (!ordered()) budget_.note(live_now());  // else what streams freed last is still counted, until a drain
   out = {block->start, block, zeroed, want.held, {}};
 }
 
@@ -127,10 +127,13 @@ bool Pool::grow(const Want& want, Grant& out) {
   for (std::size_t bytes : {piece, usual, least}) {
     if (bytes == tried) continue;
     tried = bytes;
-    // Another thread may take what this one has just added; then there is no growth to be had, and the ladder goes on.
-    if (!add_piece(bytes, want.side) || !with_lock([&] { return take_new(want, out, true); })) continue;
-    watch(bytes);
-    return true;
+    // Another thread may take what this one has just added, or give it back. If that goes on there is no growth to be had, and the
+    // ladder goes on.
+    for (int turn = 0; turn < 3 && add_piece(bytes, want.side); ++turn) {
+      if (!with_lock([&] { return take_new(want, out, true); })) continue;
+      watch(bytes);
+      return true;
+    }
   }
   return false;
 }

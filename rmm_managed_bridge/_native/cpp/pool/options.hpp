@@ -7,6 +7,7 @@
 
 #include "pages/hugepages.hpp"
 #include "pages/span.hpp"
+#include "pool/pool_budget.hpp"
 
 namespace rmm_bridge {
 
@@ -37,7 +38,9 @@ struct PoolOptions {
   // No more is reserved than twice what was live lately, and a little: see pool_budget.hpp. `release_threshold_bytes` takes its place.
   bool budget = false;
   std::size_t least_budget_bytes = 0;
-  bool counts_asked = true;  // frees say what was asked for, as they do where there is a ledger
+  std::size_t spare_bytes = PoolBudget::kSpareBytes;
+  std::chrono::milliseconds recent{0};  // a period of the budget's; 0: as the kind of memory has it
+  bool counts_asked = true;             // frees say what was asked for, as they do where there is a ledger
   // Every stream whose object the bridge holds counts as one that may touch a block the CPU used, or a view showed.
   bool cautious = true;
   bool debug = false;        // see debug.cpp

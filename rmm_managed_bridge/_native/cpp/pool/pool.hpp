@@ -24,7 +24,6 @@
 #include "pages/size_class.hpp"
 #include "pages/slabs.hpp"
 #include "pages/upstream.hpp"
-#include "pool/pool_budget.hpp"
 #include "pool/options.hpp"
 #include "pool/process.hpp"
 #include "streams/lane_table.hpp"
@@ -397,6 +396,11 @@ class Pool : public ForkLocks {
   void settle_all();
   std::size_t cached_bytes() noexcept;
 
+  std::int64_t period_ns() const noexcept {
+    if (options_.recent.count() != 0) return std::chrono::nanoseconds(options_.recent).count();
+    return driver_ == nullptr ? PoolBudget::kHostPeriodNs : PoolBudget::kDevicePeriodNs;
+  }
+
   // Under the lock. In room.cpp:
   std::size_t live_now() const noexcept;
   std::size_t budget_for(std::size_t more_bytes) const noexcept;
@@ -433,7 +437,7 @@ class Pool : public ForkLocks {
   std::size_t asked_bytes_ = 0;  // of what was asked for in them
   std::size_t lost_bytes_ = 0;   // of blocks that there was no memory to put anywhere: see deallocate_slowly
   std::size_t live_count_ = 0;
-  PoolBudget budget_{driver_ == nullptr ? PoolBudget::kHostPeriodNs : PoolBudget::kDevicePeriodNs};
+  PoolBudget budget_{period_ns(), options_.spare_bytes};
   std::pair<std::size_t, std::size_t> pinned_at_{};  // see keep_budget
   EventRef gave_up_on_;                              // what the last wait at the quarantine's limit was for, in vain
   std::atomic<int> deferred_shift_{0};               // how large the next deferred batch grows: see flush_deferred

@@ -13,10 +13,11 @@ class PoolBudget {
  public:
   // What each costs where it is another: docs/design/pool.md.
   static constexpr std::size_t kFactor = 2;
-  static constexpr std::size_t kBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kSpareBytes = std::size_t{64} << 20;
   static constexpr std::int64_t kHostPeriodNs = 5'000'000'000, kDevicePeriodNs = 15'000'000'000;
 
-  explicit PoolBudget(std::int64_t period_ns) noexcept : period_ns_(period_ns) {}
+  explicit PoolBudget(std::int64_t period_ns, std::size_t spare_bytes = kSpareBytes) noexcept
+      : period_ns_(period_ns), spare_bytes_(spare_bytes) {}
 
   void note(std::size_t live_bytes) noexcept { running_ = std::max(running_, live_bytes); }
 
@@ -35,12 +36,13 @@ class PoolBudget {
   std::size_t bytes(std::size_t live_bytes) const noexcept {
     const std::size_t recent = std::max({live_bytes, running_, last_});
     constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
-    return recent > (kMost - kBytes) / kFactor ? kMost : kFactor * recent + kBytes;
+    return recent > (kMost - spare_bytes_) / kFactor ? kMost : kFactor * recent + spare_bytes_;
   }
 
  private:
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
   std::int64_t period_ns_;
+  std::size_t spare_bytes_;
   std::int64_t began_ns_ = kNever;
   std::size_t running_ = 0, last_ = 0;  // the most that was live in this period, and in the one before
 };

@@ -50,7 +50,7 @@ std::size_t Pool::piece_for(const Want& want) const noexcept {
     const std::size_t budget = budget_for(want.asked_bytes);
     const std::size_t usual = ordered() ? std::max(chunk_bytes_, reserved_bytes_ / 4) : chunk_bytes_;
     const std::size_t taken = reserved_bytes_ + (parts_ ? 0 : kGranule);  // which it may need to be aligned in
-    const std::size_t room = budget - std::min(budget, taken);
+    const std::size_t room = (budget - std::min(budget, taken)) / kGranule * kGranule;
     piece = std::max({need, std::min(usual, ordered() ? room / 2 : room), kLeastPiece});  // the other side may need as much
   }
   // What a piece has too much is of one side, and in devices' pieces that may be for good: at the limit only what is needed is taken.
@@ -153,10 +153,12 @@ std::size_t Pool::take_large(Lane& lane, std::uint32_t first_class, std::vector<
   return bytes;
 }
 
-// What the bridge's thread does about the budget. Without it a program that stops allocating would keep its peak for ever.
+// What the bridge's thread does about the budget, at its tick and when a pool of a device has grown beyond it. Without it a program that stops allocating would keep its peak for ever.
 BackgroundTask::Delay Pool::keep_budget() {
   using std::chrono::milliseconds;
-  constexpr milliseconds kTick{2500}, kPause{50};
+  constexpr milliseconds kLongest{2500}, kPause{5};
+  const milliseconds tick =
+      std::min(kLongest, std::chrono::duration_cast<milliseconds>(std::chrono::nanoseconds(period_ns())) / 2);
   if (!budgeted_) return BackgroundTask::kNever;
   std::size_t excess = 0;
   {
@@ -165,19 +167,20 @@ BackgroundTask::Delay Pool::keep_budget() {
     if (reserved_bytes_ <= kWatched) return BackgroundTask::kNever;
     excess = above_budget(0, 0);
     const std::pair<std::size_t, std::size_t> now{reserved_bytes_, used_bytes_};
-    if (excess == 0 || (ordered() && now == pinned_at_)) return kTick;
+    if (excess == 0 || (ordered() && now == pinned_at_)) return tick;
     pinned_at_ = {};
   }
   if (!ordered()) {
     give_back(excess);
-    return kTick;
+    return tick;
   }
-  if (!nothing_runs()) return kTick;
+  if (!nothing_runs()) return tick;
   settle_all();
   if (give_back(std::min(excess, kGivenAtOnce)) != 0) return kPause;
   std::scoped_lock lock(lock_);
-  pinned_at_ = {reserved_bytes_, used_bytes_};  // nothing can go until this has changed, and the lanes are left alone
-  return kTick;
+  // Nothing can go until this has changed, unless work has begun meanwhile: the lanes are left alone.
+  if (quarantine_.empty()) pinned_at_ = {reserved_bytes_, used_bytes_};
+  return tick;
 }
 
 // Whether no work is known of that a device has not finished.
@@ -208,6 +211,7 @@ void Pool::watch(std::size_t added_bytes) noexcept {
     std::scoped_lock lock(lock_);
     begins = reserved_bytes_ > kWatched && reserved_bytes_ - std::min(reserved_bytes_, added_bytes + kGranule) <= kWatched;
     beyond = reserved_bytes_ > budget_for(0);
+    begins = begins || (beyond && ordered() && reserved_bytes_ > kWatched);
   }
   if (beyond) process_.beyond_budget.fetch_add(1, std::memory_order_relaxed);
   if (begins) process_.background.wake();
