@@ -361,7 +361,8 @@ def host_pool(*, bint hugepages=False, settings=None, str track="sites", str kin
     cdef Pool pool = Pool.__new__(Pool)
     pool.attach(
         new_host_pool(
-            process, pool_options(settings, hugepages, concurrent, ordered), KINDS.index(kind), TRACKS.index(track), device, ordered
+            process, pool_options(settings, hugepages, concurrent, ordered), KINDS.index(kind), TRACKS.index(track),
+            device, ordered,
         ),
         kind, track, None,
     )

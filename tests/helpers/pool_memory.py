@@ -39,7 +39,7 @@ class PoolMachine(StreamMachine):
         quarantine=st.sampled_from([EVERYTHING, 256 * KIB]),
     )
     def start(self, limits: tuple[int, int], quarantine: int) -> None:
-        """Small limits make the pool steal and wait; so does a budget, where it is too small for the bridge's thread."""
+        """Small limits make the pool steal and wait; so does a budget, if it is too small for the bridge's thread."""
         settings: dict[str, Any] = {"quarantine_limit_bytes": quarantine, "patience_ms": 0}
         budget = {"retain": "budget", "spare_bytes": 0, "recent_ms": 10_000_000} if limits[0] <= 64 * MIB else {}
         self.benches = [

@@ -145,6 +145,8 @@ int main(int argc, char** argv) {
     PoolOptions options;
     options.limit_bytes = limit;
     options.hugepages = true;
+    options.budget = true;
+    options.spare_bytes = 0;
     return new TrackedPool(process, std::make_unique<HostUpstream>(), nullptr, nullptr, options, -1, 0, track);
   };
   TrackedPool& first = *pool(std::size_t{128} << 20, Track::sites);  // small enough to refuse now and then

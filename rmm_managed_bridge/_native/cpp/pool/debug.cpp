@@ -98,7 +98,7 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
 // the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
 // Returns what went.
 std::size_t Pool::release_debug(bool all) {
-  const Trimming trimming(trimming_);
+  const Trimming trimming(*this);
   std::vector<Span*> looking;
   const std::int64_t now_ns = steady_time_ns();
   with_lock([&] {

@@ -246,11 +246,14 @@ class Pool : public ForkLocks {
 
   // While one lives, its thread may have blocks and pieces in hand that are in no list: see `close`.
   struct Trimming {
-    explicit Trimming(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-    ~Trimming() { count_.fetch_sub(1); }
+    explicit Trimming(Pool& pool) : pool_(pool) {
+      pool_.trimming_.fetch_add(1);
+      pool_.trims_begun_.fetch_add(1);
+    }
+    ~Trimming() { pool_.trimming_.fetch_sub(1); }
     Trimming(const Trimming&) = delete;
     Trimming& operator=(const Trimming&) = delete;
-    std::atomic<int>& count_;
+    Pool& pool_;
   };
 
   // While one lives, its lanes keep their numbers, and a held one stays held: their handles may be used outside the lock. It ends
@@ -448,19 +451,22 @@ class Pool : public ForkLocks {
   std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
   std::atomic<int> waiting_{0};
   std::atomic<int> trimming_{0};
+  std::atomic<std::uint64_t> trims_begun_{0};
   bool said_waiting_ = false;  // of the background thread
   std::size_t seen_cached_bytes_ = 0;
   BackgroundTask::Delay delay_{0};
 };
 
-// Until `look` is true, or has looked once after the last thread that was giving something back. But not for ever: an upstream in
+// Until `look` is true, or has looked once while no thread was giving something back, from its beginning to its end: what was freed
+// before a trim begins may be in that one's hands and in no list when it is looked for. But not for ever: an upstream in
 // Python that allocates or closes the pool in its own free would wait for itself.
 template <typename Look>
 bool Pool::look_until_trimmed(Look look) {
   for (int turn = 0; turn < 20'000; ++turn) {
-    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    const std::uint64_t begun = trims_begun_.load();  // before: who begins between the two is seen by one of them
+    const bool others_trim = trimming_.load() != 0;
     if (look()) return true;
-    if (!others_trim) return false;
+    if (!others_trim && trims_begun_.load() == begun) return false;
     WithoutGil without(process_);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

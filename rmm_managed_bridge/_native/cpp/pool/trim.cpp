@@ -18,7 +18,7 @@ std::size_t Pool::cached_bytes() noexcept {
 
 std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!process_.running()) return 0;
-  const Trimming trimming(trimming_);
+  const Trimming trimming(*this);
   std::size_t bytes = options_.debug ? release_debug(true) : 0;
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
@@ -52,7 +52,7 @@ std::size_t Pool::give_back_above(std::size_t keep_bytes) {
 
 // Gives about so many free bytes back to upstream, and returns how many went: whole pieces, or parts of free spans.
 std::size_t Pool::give_back(std::size_t wanted_bytes) {
-  const Trimming trimming(trimming_);
+  const Trimming trimming(*this);
   std::vector<Span*> spans;
   with_lock([&] {
     free_idle_slabs();
