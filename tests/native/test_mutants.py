@@ -32,6 +32,7 @@ SUITES = [
     "capture",
     "deferred",
     "quarantine",
+    "budget",
     "machine",
 ]
 LIBRARY = "librmm_managed_bridge.so"
@@ -69,6 +70,14 @@ MUTANTS = {
         "false",
     ),
     "a borrowed lane counts as finished": Mutant("pool/wait.cpp", "const bool over =", "const bool over = true ||"),
+    "at the budget large blocks wait for nothing": Mutant(
+        "pool/room.cpp",
+        "quarantine(std::move(blocks), bytes, {{index, event}});",
+        "quarantine(std::move(blocks), bytes, {});",
+    ),
+    "an event stands for a lane that came to be held": Mutant(
+        "pool/free.cpp", "  if (lane.held()) {\n    // Since", "  if (false) {\n    // Since"
+    ),
     "a lane is closed without an event": Mutant("pool/trim.cpp", "held = lane.held();", "held = false;"),
     "a view does not wait": Mutant(
         "pool/synchronize.cpp", "if (!events_->stream_waits(stream, event)) return Refusal::capturing;", ""
