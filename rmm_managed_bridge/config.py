@@ -106,7 +106,7 @@ class PoolSettings:
     """What a pool is told when it is made. Sizes are bytes; None bounds nothing beyond what the pool itself does."""
 
     limit_bytes: int | None = None
-    """Of what is reserved from upstream. By default what the process may have of the machine's memory, and its devices';
+    """Of what is reserved from upstream. By default its devices' memory and what the process may have of the machine's;
     of host memory what the kernel gives."""
     release_threshold_bytes: int | None = None
     """More than this is not kept cached."""
