@@ -35,6 +35,8 @@ class KnownArray:
     low: Final[int]
     size_bytes: Final[int]
     block: Final[Block | None]
+    within: Final[bool]
+    plain: Final[bool]
     def __init__(
         self,
         source: object,

@@ -83,7 +83,9 @@ cdef class KnownArray:
     """An array, and what is asked of it more than once: found once, carried through a view, its order and its hints.
 
     Made in `arrays.layout` from what the array's framework or a protocol tells. `strides` is None for C's order; `low` is
-    the lowest address and `size_bytes` the span from there, 0 for no elements; `block` is the live block at `low`, or None.
+    the lowest address and `size_bytes` the span from there, 0 for no elements; `block` is the live block at `low`, or None, and
+    `within` says that all of the array lies in it; `plain` that any library can have it: writable, in the machine's byte order
+    and without Python objects.
     """
 
     cdef readonly object source
@@ -96,6 +98,8 @@ cdef class KnownArray:
     cdef readonly uintptr_t low
     cdef readonly size_t size_bytes
     cdef readonly Block block
+    cdef readonly bint within
+    cdef readonly bint plain
 
     def __init__(self, source, framework, uintptr_t ptr, tuple shape, strides, dtype, bint readonly):
         cdef Py_ssize_t size_bytes = dtype.itemsize
@@ -124,6 +128,8 @@ cdef class KnownArray:
         self.low = ptr if empty else ptr - below
         self.size_bytes = 0 if empty else size_bytes + above + below
         self.block = find(self.low)
+        self.within = self.block is not None and self.low + self.size_bytes <= self.block.start + self.block.size_bytes
+        self.plain = not readonly and dtype.isnative and not dtype.hasobject
 
 
 def block_of(address):

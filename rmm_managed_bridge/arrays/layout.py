@@ -57,13 +57,13 @@ def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
 def require_ours(array: KnownArray) -> Block:
     """Return the block that all of the array lies in."""
     block = array.block
-    if block is None or array.low + array.size_bytes > block.start + block.size_bytes:
+    if block is None or not array.within:
         raise ViewError(not_ours(array.source))
     return block
 
 
 def require_plain(array: KnownArray, consumer: str) -> None:
-    """Refuse what `consumer` has no types for."""
+    """Refuse what `consumer` has no types for: what is not `array.plain`."""
     dtype = array.dtype
     if dtype.hasobject:
         raise ViewError(f"{consumer} cannot hold Python objects; dtype {dtype} has them")
@@ -80,7 +80,9 @@ def require_plain(array: KnownArray, consumer: str) -> None:
 
 def require_device(array: KnownArray) -> Block:
     """Return the block that all of the array lies in, if a device reaches it."""
-    block = require_ours(array)
+    block = array.block
+    if block is None or not array.within:
+        raise ViewError(not_ours(array.source))
     if block.kind not in DEVICE_ACCESSIBLE or block.device < 0:
         raise ViewError(
             f"this {type(array.source).__name__} lies in {block.kind} memory, which no device reaches; call "

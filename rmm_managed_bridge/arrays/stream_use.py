@@ -81,8 +81,11 @@ def hold_own_stream(block: blocks.Block) -> None:
 
 def _stream_in_use(array: KnownArray) -> CurrentStream | None:
     block = array.block
-    if block is None or array.framework.name == "numpy":
+    if block is None:
         return None
     if block.borrowed:
         hold_own_stream(block)
-    return registry.stream_in_use(array.source, array.framework, block.device)
+    framework = array.framework
+    if framework.current is None and framework.name != "rmm":
+        return None
+    return registry.stream_in_use(array.source, framework, block.device)

@@ -15,7 +15,7 @@ def device_object(number: int) -> Any:
 def current_handle(device: int) -> int:
     """Return the handle of Warp's current stream on a CUDA device."""
     handle = device_object(device).stream.cuda_stream
-    return int(getattr(handle, "value", handle) or 0)
+    return handle if type(handle) is int else int(getattr(handle, "value", handle) or 0)
 
 
 def current_stream(device: int) -> Any:
