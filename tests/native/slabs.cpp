@@ -478,7 +478,8 @@ class Machine {
   const bool parts_;
   Area area_;
   PageMap& pages_ = *new PageMap();
-  SlabStore store_{pages_, nullptr};
+  BlockTables tables_;
+  SlabStore store_{pages_, tables_, nullptr};
   std::map<char*, Piece> pieces_;
   std::map<char*, Known> known_;
   std::map<Span*, std::size_t> carved_;

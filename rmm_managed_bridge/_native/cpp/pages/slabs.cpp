@@ -40,9 +40,11 @@ void SlabStore::prepare(Span* span, const SizeClass& size) {
   if (slabs.size() <= size.index) slabs.resize(size.index + 1, nullptr);
   if (counts.size() <= size.index) counts.resize(size.index + 1, 0);
   if (span->block_capacity < count) {
-    block_tables_.push_back(std::make_unique<Block[]>(count));
-    span->blocks.store(block_tables_.back().get(), std::memory_order_release);
-    span->block_capacity = count;
+    // First, so that a table which was taken is never lost: it may not be freed.
+    if (block_tables_.size() == block_tables_.capacity()) block_tables_.reserve(2 * block_tables_.size() + 8);
+    block_tables_.push_back(tables_.take(count));
+    span->blocks.store(block_tables_.back().blocks.get(), std::memory_order_release);
+    span->block_capacity = block_tables_.back().capacity;
   }
   if (!large) ++counts[size.index];
   span->set_block_bytes(size.bytes);

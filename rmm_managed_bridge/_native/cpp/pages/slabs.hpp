@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "pages/block_tables.hpp"
 #include "pages/page_heap.hpp"
 #include "pages/size_class.hpp"
 #include "pages/span.hpp"
@@ -28,7 +29,10 @@ constexpr std::size_t span_bytes_for(std::size_t block_bytes, std::size_t slab_c
 class SlabStore {
  public:
   // `pool` is what its spans say they are of.
-  SlabStore(PageMap& pages, Pool* pool) : pages_(pages), pool_(pool) {}
+  SlabStore(PageMap& pages, BlockTables& tables, Pool* pool) : pages_(pages), tables_(tables), pool_(pool) {}
+
+  // The pool has ended, and nothing is reserved any more.
+  void end() noexcept { tables_.give(std::move(block_tables_)); }
 
   // The next block of a slab that has been begun, or null. `zeroed`: its bytes are zero.
   Block* next(Side side, const SizeClass& size, bool& zeroed) noexcept;
@@ -88,12 +92,13 @@ class SlabStore {
   static Block* carve(Span* span) noexcept;
 
   PageMap& pages_;
+  BlockTables& tables_;
   Pool* pool_;
   PageHeap cpu_heap_{pages_, Side::cpu};
   PageHeap gpu_heap_{pages_, Side::gpu};
   std::vector<Span*> begun_[2];                // by side and class: the slab whose rest was never handed out
   std::vector<std::uint32_t> slab_counts_[2];  // by side and class
-  std::vector<std::unique_ptr<Block[]>> block_tables_;
+  std::vector<BlockTable> block_tables_;
 };
 
 }  // namespace rmm_bridge

@@ -431,7 +431,7 @@ class Pool : public ForkLocks {
   std::unique_ptr<EventPool> events_;
 
   mutable SpinLock lock_;
-  SlabStore slabs_{process_.pages, this};
+  SlabStore slabs_{process_.pages, process_.block_tables, this};
   mutable LaneTable lanes_{!options_.debug};
   Quarantine quarantine_;
   std::unordered_map<const char*, std::vector<std::uint16_t>> stream_uses_;  // of live blocks, beyond their own lanes

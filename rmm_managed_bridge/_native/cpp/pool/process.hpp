@@ -20,6 +20,7 @@
 #include "ledger/ledger.hpp"
 #include "ledger/pending_warnings.hpp"
 #include "ledger/sites.hpp"
+#include "pages/block_tables.hpp"
 #include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
 
@@ -42,6 +43,7 @@ class ForkLocks {
 
 struct Process {
   PageMap pages;
+  BlockTables block_tables;
   Ledger ledger;
   Sites sites;
   Budgets budgets;

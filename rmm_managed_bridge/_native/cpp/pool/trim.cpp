@@ -155,8 +155,10 @@ bool Pool::close(bool wait) {
     trim();
     const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
     const bool empty = with_lock([&] {
-      if (reserved_bytes_ == 0) ended = std::move(upstream_);
-      return reserved_bytes_ == 0;
+      if (reserved_bytes_ != 0) return false;
+      if (upstream_ != nullptr) slabs_.end();
+      ended = std::move(upstream_);
+      return true;
     });
     if (empty) break;
     if (!others_trim) return false;

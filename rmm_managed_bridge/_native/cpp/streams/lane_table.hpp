@@ -73,7 +73,7 @@ class LaneTable {
   }
 
  private:
-  static constexpr std::size_t kChunk = 256;
+  static constexpr std::size_t kChunk = 64;  // 20 KiB, which stay of each pool
 
   Lane& add();
   void unhold(Lane& lane) noexcept;
