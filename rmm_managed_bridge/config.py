@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from rmm_managed_bridge.errors import ConfigError, FrameworkError, warn_renamed
+from rmm_managed_bridge.environment import PREFIX, unknown_in
+from rmm_managed_bridge.errors import ConfigError, FrameworkError, warn_renamed, warn_user
 from rmm_managed_bridge.frameworks.registry import HOOKED
 from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
@@ -23,7 +24,6 @@ RETAINS = ("budget", "all")
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
-ENVIRONMENT_PREFIX = "RMM_BRIDGE_"
 
 
 PLACEMENTS = ("none", "device", "host", "read_mostly")
@@ -201,11 +201,18 @@ def read_config(
         If a value cannot be used; the message names the argument or variable and what it may be.
     FrameworkError
         If a framework's name is not known.
+
+    Warns
+    -----
+    BridgeWarning
+        Of variables that begin as the bridge's do and stand for no argument.
     """
     stated: set[str] = set()
+    asked: set[str] = set()
 
     def given(name: str, value: object) -> tuple[object, str]:
-        variable = ENVIRONMENT_PREFIX + name.upper()
+        asked.add(name)
+        variable = PREFIX + name.upper()
         if value is None and environment.get(variable, "") != "":
             stated.add(name)
             return environment[variable], variable
@@ -243,7 +250,7 @@ def read_config(
     if on_oom is not None and not callable(on_oom):
         raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
 
-    return BridgeConfig(
+    config = BridgeConfig(
         backend=choice("backend", backend, BACKENDS, "auto"),
         frameworks=_read_frameworks(*given("frameworks", frameworks)),
         initial_pool_size=size("initial_pool_size", initial_pool_size),
@@ -263,6 +270,9 @@ def read_config(
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
+    if complaints := unknown_in(environment, asked):
+        warn_user("; ".join(complaints))
+    return config
 
 
 def _read_hints(value: object, source: str) -> Hints:

@@ -21,6 +21,7 @@ __all__ = [
     "InstallError",
     "ViewError",
     "warn_renamed",
+    "warn_user",
 ]
 
 _NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__, "<frozen importlib")
@@ -62,20 +63,25 @@ class ViewError(BridgeError, TypeError):
     """A view without a copy is not possible for this object."""
 
 
+def warn_user(message: str, category: type[Warning] = BridgeWarning) -> None:
+    """Warn at the line of the program that called the bridge, through however many frames of the bridge."""
+    frame = sys._getframe()
+    # Not a stacklevel: `from ... import`, `installed` and a bare call have different numbers of frames between.
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
 def warn_renamed(old: str, new: str) -> None:
     """Say, at the line of the program that wrote `old`, that it is called `new` now.
 
     A `FutureWarning`, since Python hides a `DeprecationWarning` from everyone but ``__main__``: whoever sets the
     environment of a program, or has it in modules of its own, would first hear of it when the old spelling is gone.
     """
-    frame = sys._getframe()
-    # Not a stacklevel: `from ... import`, `installed` and a bare call have different numbers of frames between.
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back
-    warnings.warn_explicit(
-        f"{old} is called {new} now, and goes with the next release; write {new}",
-        FutureWarning,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-    )
+    warn_user(f"{old} is called {new} now, and goes with the next release; write {new}", FutureWarning)

@@ -14,7 +14,7 @@ from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.adapters.torch import serve
 from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
-from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError
+from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.lifecycle import reinitialize
 from rmm_managed_bridge.lifecycle.call_site_filter import internal_prefixes
@@ -98,7 +98,7 @@ class Bridge:
                 if self._ends_with_blocks and self._block_count == 0:
                     self.uninstall()
             if complaint is not None:
-                warnings.warn(BridgeWarning(f"the end of installed(): {complaint}"), stacklevel=4)
+                warn_user(f"the end of installed(): {complaint}")
 
         return close
 
@@ -293,7 +293,7 @@ def install(
         policy.set_installed(config.hints)
         bridge._publish()
         if (notice := bridge._pools.notice(numpy_asked=bridge._hooks.numpy_asked)) is not None:
-            warnings.warn(BridgeWarning(notice), stacklevel=2)
+            warn_user(notice)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
 
@@ -337,7 +337,7 @@ def _uninstall(bridge: Bridge) -> None:
     reinitialize.unwatch()
     complaints = bridge._hooks.unhook() + bridge._pools.detach()
     for complaint in complaints:
-        warnings.warn(BridgeWarning(f"uninstall: {complaint}"), stacklevel=3)
+        warn_user(f"uninstall: {complaint}")
 
 
 def _make_pools(config: BridgeConfig) -> Pools:
