@@ -27,7 +27,8 @@ from rmm_managed_bridge.errors import (
 from rmm_managed_bridge.hints.calls import advise, discard, prefetch, residency
 from rmm_managed_bridge.hints.policy import using_hints
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
-from rmm_managed_bridge.lifecycle.install import Bridge, install, installed, uninstall
+from rmm_managed_bridge.lifecycle.install import Bridge, install, uninstall
+from rmm_managed_bridge.lifecycle.installed import installed
 from rmm_managed_bridge.machine import detect_backend
 from rmm_managed_bridge.overview import (
     allocation_of,

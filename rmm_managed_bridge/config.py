@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge.environment import PREFIX, unknown_in
 from rmm_managed_bridge.errors import ConfigError, FrameworkError, warn_renamed, warn_user
 from rmm_managed_bridge.frameworks.registry import HOOKED
@@ -247,8 +248,8 @@ def read_config(
             raise ConfigError(f"hugepages={hugepages!r}, but hints={wanted!r} has another; say it in one of them")
         hugepages = wanted.hugepages
 
-    if on_oom is not None and not callable(on_oom):
-        raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
+    if on_oom is not None:
+        pressure.require_callback(on_oom)
 
     config = BridgeConfig(
         backend=choice("backend", backend, BACKENDS, "auto"),

@@ -1,8 +1,11 @@
 """Making room in Python for a request that the pool could not serve."""
 
 import gc
+import inspect
 import threading
 from collections.abc import Callable
+
+from rmm_managed_bridge.errors import ConfigError
 
 OnOom = Callable[[int, int], object]
 
@@ -13,6 +16,22 @@ collect_garbage: Callable[[], object] = gc.collect
 """A test of thousands of failures, whose garbage has no blocks, does without."""
 
 _thread_state = threading.local()
+
+
+def require_callback(on_oom: object) -> None:
+    """Refuse what could not be called when memory is out, which is too late to hear of it."""
+    if not callable(on_oom):
+        raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
+    try:
+        signature = inspect.signature(on_oom)
+    except (TypeError, ValueError):  # of native code, which does not always tell
+        return
+    try:
+        signature.bind(0, 1)
+    except TypeError as error:
+        raise ConfigError(
+            f"on_oom={on_oom!r} cannot be called with (size_bytes, attempt): {error}; give it these two parameters"
+        ) from None
 
 
 def relieve(size_bytes: int, attempt: int, may_collect: bool) -> bool:

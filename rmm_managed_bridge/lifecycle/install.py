@@ -1,11 +1,10 @@
 """The life of a bridge: install, uninstall, and what happens when RMM is re-initialised in between."""
 
-import contextlib
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -78,6 +77,8 @@ class Bridge:
                 _uninstall(self)
 
     def __enter__(self) -> Self:
+        if _bridge is not self:
+            raise InstallError("this bridge was uninstalled; call install() again, or use `with installed(...)`")
         return self
 
     def __exit__(
@@ -103,6 +104,8 @@ class Bridge:
         return close
 
     def __repr__(self) -> str:
+        if _bridge is not self:
+            return f"<Bridge: {self.backend}, not installed>"
         where = ", ".join(f"cuda:{device}" for device in self.devices) or "host"
         hooked = ", ".join(name for name, how in self._hooks.states.items() if how == "hooked") or "nothing"
         return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
@@ -298,23 +301,12 @@ def install(
         return bridge
 
 
-@contextlib.contextmanager
-def installed(backend: str | None = None, **arguments: Any) -> Iterator[Bridge]:
-    """Install for a ``with`` block: ``with bridge.installed("host"):``.
-
-    Takes the arguments of `install`. There is one bridge in a process: where one is installed already, by another block
-    or by `install`, the block shares it and may add frameworks to it. A bridge that a block has installed ends with the
-    last block that shares it, in whatever thread that is; one that `install` has installed stays. With
-    ``numpy_scope="context"`` every block reaches the context that it is in, and leaves it as it was.
-    """
+def enter_block(backend: str | None, **arguments: Any) -> tuple[Bridge, Callable[[], None]]:
+    """Install for a ``with`` block, or share what is installed. Returns the bridge, and what closes the block."""
     with _lock:
         outer = _bridge
         bridge = install(backend, **arguments)
-        close = bridge._enter_block(made_it=outer is None)
-    try:
-        yield bridge
-    finally:
-        close()
+        return bridge, bridge._enter_block(made_it=outer is None)
 
 
 def uninstall() -> None:

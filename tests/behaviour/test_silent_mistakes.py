@@ -1,6 +1,8 @@
 """Mistakes that have no effect are heard: once, at the line that makes them, with what to do."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,3 +36,64 @@ def test_warnings_that_are_errors_leave_nothing_installed(monkeypatch: pytest.Mo
     with pytest.raises(bridge.BridgeWarning, match="BACKND"):
         bridge.install("host")
     assert not bridge.status().installed
+
+
+def test_installed_is_no_question() -> None:
+    with pytest.raises(bridge.BridgeError, match=r"ask status\(\)\.installed"):
+        assert bridge.installed()
+    assert not bridge.status().installed
+
+
+def test_installed_is_for_one_block_at_a_time_and_may_be_used_again() -> None:
+    block = bridge.installed("host")
+    for _ in range(2):
+        with block as entered:
+            assert bridge.status().installed
+            with pytest.raises(bridge.InstallError, match="entered already"), block:
+                pass
+            assert bridge.install() is entered
+        assert not bridge.status().installed
+    with pytest.raises(bridge.InstallError, match="never entered"):
+        block.__exit__(None, None, None)
+
+
+def test_installed_decorates_functions_that_call_themselves() -> None:
+    @bridge.installed("host", frameworks=["numpy"])
+    def depth(left: int) -> int:
+        assert bridge.owns(np.ones(10))
+        return 1 + depth(left - 1) if left else 0
+
+    assert depth(3) == 3
+    assert not bridge.status().installed
+
+
+def test_a_bridge_that_is_uninstalled_says_so_and_is_not_entered() -> None:
+    gone = bridge.install("host")
+    assert "hooked: numpy" in repr(gone)
+    gone.uninstall()
+    assert repr(gone) == "<Bridge: host, not installed>"
+    with pytest.raises(bridge.InstallError, match=r"was uninstalled; call install\(\) again"), gone:
+        pass
+    with bridge.installed("host"), pytest.raises(bridge.InstallError, match="was uninstalled"), gone:
+        pass
+
+
+def keywords_only(*, size_bytes: int, attempt: int) -> bool:
+    return bool(size_bytes and attempt)
+
+
+@pytest.mark.parametrize(
+    "on_oom", [lambda: True, lambda size_bytes: True, lambda a, b, c: True, keywords_only, "drop_cache"], ids=repr
+)
+def test_a_callback_is_looked_at_when_it_is_given(on_oom: Any) -> None:
+    with pytest.raises(bridge.ConfigError, match=r"on_oom=.*\(size_bytes, attempt\)"):
+        bridge.install("host", on_oom=on_oom)
+    assert not bridge.status().installed
+
+
+@pytest.mark.parametrize(
+    "on_oom", [lambda *both: False, lambda size_bytes, attempt, more=1: False, [1, 2].index, max], ids=repr
+)
+def test_callbacks_that_can_be_called_are_taken(on_oom: Callable[..., Any]) -> None:
+    with bridge.installed("host", on_oom=on_oom):
+        pass
