@@ -148,6 +148,7 @@ def status() -> Status:
         hugepages=current.hugepages,
         pools=pools(),
         hints=current.hints,
+        notes=current.notes,
     )
 
 

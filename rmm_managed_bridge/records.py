@@ -299,6 +299,8 @@ class Status:
     pools: tuple[Generation, ...] = ()
     hints: str = "none"
     """Which hints are given where neither the context nor a tag says otherwise."""
+    notes: tuple[str, ...] = ()
+    """What was asked for and has no effect here."""
     generations = _renamed("generations", "pools")
 
     def __str__(self) -> str:
@@ -308,6 +310,7 @@ class Status:
         lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
         scope = self.numpy_scope or "not hooked"
         lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")
+        lines.extend(f"  note: {note}" for note in self.notes)
         for each in self.pools:
             where, state = device_name(each.device), "current" if each.current else "retired"
             live = f"{format_bytes(each.current_bytes)} live in {each.current_count}"

@@ -21,6 +21,7 @@ from rmm_managed_bridge.lifecycle.fork_warning import warn_before_forks
 from rmm_managed_bridge.lifecycle.hooks import Hooks
 from rmm_managed_bridge.lifecycle.pools import HostPools, Pools, RmmPools, describe_survivors
 from rmm_managed_bridge.records import Status
+from rmm_managed_bridge.units import format_bytes
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
@@ -122,6 +123,7 @@ class Bridge:
                 track=self.config.track,
                 hints=str(self.config.hints),
                 hugepages=self.config.hugepages,
+                notes=_notes(self.backend, self.config),
             )
         )
 
@@ -339,6 +341,14 @@ def _make_pools(config: BridgeConfig) -> Pools:
     if backend == "host":
         return HostPools(config, reason)
     return RmmPools(config, backend, reason)
+
+
+def _notes(backend: str, config: BridgeConfig) -> tuple[str, ...]:
+    """What was asked for in good faith and does nothing here: a program for a GPU also runs without one."""
+    if backend != "host" or config.initial_pool_size is None:
+        return ()
+    size = format_bytes(config.initial_pool_size)
+    return (f"initial_pool_size ({size}) has no effect on the host backend: its pool takes memory as it is needed",)
 
 
 def _require_same(bridge: Bridge, config: BridgeConfig) -> None:

@@ -76,8 +76,11 @@ class HostPools:
         del asked
         return self.cpu_pool
 
-    def notice(self, *, numpy_asked: bool) -> None:
+    def notice(self, *, numpy_asked: bool) -> str | None:
         del numpy_asked
+        if "maximum_quarantine_size" not in self._config.given:
+            return None
+        return "maximum_quarantine_size has no effect on the host backend, where no device work is waited for; leave it out"
 
     def attach(self) -> None:
         pass

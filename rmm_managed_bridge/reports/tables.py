@@ -123,6 +123,8 @@ def status_table(status: "Status") -> RenderableType:
     facts.add_row("devices", ", ".join(f"cuda:{device}" for device in status.devices) or "none")
     facts.add_row("numpy scope", status.numpy_scope or "none")
     facts.add_row("tracking", status.track)
+    for note in status.notes:
+        facts.add_row("note", Text(note))
     if status.frameworks:
         facts.add_section()
         for framework, state in status.frameworks.items():

@@ -97,3 +97,18 @@ def test_a_callback_is_looked_at_when_it_is_given(on_oom: Any) -> None:
 def test_callbacks_that_can_be_called_are_taken(on_oom: Callable[..., Any]) -> None:
     with bridge.installed("host", on_oom=on_oom):
         pass
+
+
+def test_sizes_without_effect_on_host_are_told() -> None:
+    """The first size of a pool is right in a program that also runs without a GPU: `status` says what becomes of it."""
+    with bridge.installed("host", initial_pool_size="2GiB"):
+        assert "note: initial_pool_size (2.00 GiB) has no effect on the host backend" in str(bridge.status())
+    assert bridge.status().notes == ()
+    with (
+        pytest.warns(bridge.BridgeWarning, match="maximum_quarantine_size has no effect on the host") as said,
+        bridge.installed("host", maximum_quarantine_size="1GiB"),
+    ):
+        pass
+    assert [Path(each.filename).name for each in said] == [HERE]
+    with bridge.installed("host", maximum_pool_size="1GiB", release_threshold="1MiB", numpy_min_bytes=1):
+        assert bridge.status().notes == ()
