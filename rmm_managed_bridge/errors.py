@@ -6,9 +6,11 @@ what callers of an allocator catch.
 
 import contextlib
 import os
+import reprlib
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "AccessError",
@@ -20,10 +22,13 @@ __all__ = [
     "FrameworkError",
     "InstallError",
     "ViewError",
+    "is_array",
+    "shown",
     "warn_renamed",
     "warn_user",
 ]
 
+_LONGEST_SHOWN = 100
 _NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__, "<frozen importlib")
 
 
@@ -61,6 +66,29 @@ class AccessError(BridgeError, RuntimeError):
 
 class ViewError(BridgeError, TypeError):
     """A view without a copy is not possible for this object."""
+
+
+class _Shown(reprlib.Repr):
+    """`repr` in a line, in which an array is its type, shape and dtype: its elements may be many, and on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = _LONGEST_SHOWN
+
+    def repr1(self, x: Any, level: int) -> str:
+        if is_array(x):
+            return f"{type(x).__name__} of shape {tuple(x.shape)}, {x.dtype}"
+        return super().repr1(x, level)
+
+
+def is_array(x: object) -> bool:
+    """Return True for what has a shape and a dtype. Its elements are not looked at."""
+    return not isinstance(x, type) and hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def shown(value: object) -> str:
+    """Return what an error says of a value that was given: as it was typed, if that is no longer than a line."""
+    return _Shown().repr(value)
 
 
 def warn_user(message: str, category: type[Warning] = BridgeWarning) -> None:

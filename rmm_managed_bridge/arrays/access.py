@@ -8,8 +8,9 @@ from typing import Any, Literal, cast
 from rmm_managed_bridge import machine
 from rmm_managed_bridge._native import blocks
 from rmm_managed_bridge.arrays.address import address_of
-from rmm_managed_bridge.errors import AccessError, ConfigError, ViewError
+from rmm_managed_bridge.errors import AccessError, ViewError
 from rmm_managed_bridge.frameworks import registry
+from rmm_managed_bridge.frameworks.places import device_number
 
 MemoryKind = Literal["host", "pinned", "device", "mempool", "managed", "system", "unknown"]
 MemoryOwner = Literal["bridge", "other", "wrapped", "unknown"]
@@ -75,7 +76,8 @@ def can_access(device: Any, x: Any) -> bool:
     Parameters
     ----------
     device : "cpu", int, str, or a device object of CuPy, Warp or PyTorch
-        Who would touch the memory: the CPU, or a CUDA device by number or as ``"cuda:0"``.
+        Who would touch the memory: the CPU (also ``"host"``), or a CUDA device by number or as ``"cuda:0"``;
+        ``"cuda"`` is device 0.
     x
         An array of any framework, or an address.
 
@@ -90,7 +92,7 @@ def can_access(device: Any, x: Any) -> bool:
     ConfigError
         If `device` is neither.
     """
-    return _why_not(_number_of(device), x) is None
+    return _why_not(_number_of(device, "can_access"), x) is None
 
 
 def require_access(device: Any, x: Any) -> None:
@@ -103,7 +105,7 @@ def require_access(device: Any, x: Any) -> None:
     ConfigError
         If `device` is not one.
     """
-    reason = _why_not(_number_of(device), x)
+    reason = _why_not(_number_of(device, "require_access"), x)
     if reason is not None:
         raise AccessError(reason)
 
@@ -166,17 +168,9 @@ def _is_on_cpu(x: Any) -> bool:
     return isinstance(getattr(x, "__array_interface__", None), dict) and not hasattr(x, "__cuda_array_interface__")
 
 
-def _number_of(device: Any) -> int:
+def _number_of(device: Any, call: str) -> int:
     """Return a device's number; -1 for the CPU."""
-    number = getattr(device, "id", device)
-    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
-        return number
-    name, _, tail = str(device).partition(":")
-    if name == "cpu":
-        return -1
-    if name == "cuda" and (tail.isdecimal() or not tail):
-        return int(tail or 0)
-    raise ConfigError(f"{device!r} is not a device; write 'cpu', 0 or 'cuda:0'")
+    return device_number(device, "device", f"the device comes first, {call}(device, x)")
 
 
 def _why_not(device: int, x: Any) -> str | None:

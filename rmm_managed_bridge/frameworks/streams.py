@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rmm_managed_bridge.errors import ViewError
+from rmm_managed_bridge.errors import ViewError, is_array, shown
 
 
 def stream_handle(stream: Any) -> int:
@@ -22,6 +22,7 @@ def stream_handle(stream: Any) -> int:
         found = getattr(stream, name, None)
         if found is not None:
             return int(getattr(found, "value", found) or 0)
+    order = "; the array comes first, record_stream(x, stream)" if is_array(stream) else ""
     raise ViewError(
-        f"{stream!r} is not a stream; pass a CuPy, Warp, RMM or PyTorch stream, or a CUstream as an integer"
+        f"{shown(stream)} is not a stream; pass a CuPy, Warp, RMM or PyTorch stream, or a CUstream as an integer{order}"
     )

@@ -4,8 +4,10 @@ import enum
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from rmm_managed_bridge._native import hint_table
-from rmm_managed_bridge.errors import BridgeError
+from rmm_managed_bridge.errors import BridgeError, ConfigError, is_array, shown
 from rmm_managed_bridge.frameworks.streams import stream_handle
 from rmm_managed_bridge.hints import act, counters, driver, pages
 from rmm_managed_bridge.hints.locations import name_of, place_of
@@ -32,7 +34,7 @@ def prefetch(x: Any, to: Any, stream: Any = None, *, strict: bool = False) -> Hi
         An array of any framework, a slice of one, an address (for its whole block), a pair (address, size_bytes), or a
         list of these for one call. Of arrays that are not contiguous, all from the lowest to the highest byte.
     to
-        ``"cpu"``, ``"cuda:0"``, a device number, or a device object of a framework.
+        ``"cpu"``, ``"cuda:0"``, a device number, or a device object of a framework; ``"cuda"`` is device 0.
     stream
         A stream of any framework, or a handle: the move begins after the work on it so far, and the work on it from now
         on begins after the move. By default the one that the framework of `x` enqueues on now; for NumPy arrays and
@@ -109,8 +111,10 @@ def advise(
     lies; where one does, with that one. An array that is resized and moves loses it. Where two blocks on one page were
     given different advice, the page has both, and the last preferred location.
     """
+    if read_mostly is not None and not isinstance(read_mostly, bool | np.bool_):
+        raise ConfigError(f"read_mostly={shown(read_mostly)} is not True, False or None")
     steps = act.Advice(
-        read_mostly=read_mostly,
+        read_mostly=None if read_mostly is None else bool(read_mostly),
         preferred=None if preferred_location is _UNCHANGED else (_places(preferred_location, "preferred_location"),),
         accessed_by=None if accessed_by is _UNCHANGED else (_places(accessed_by, "accessed_by"),),
     )
@@ -187,8 +191,9 @@ def residency(x: Any) -> Residency:
 def _places(value: Any, name: str) -> tuple[int, ...]:
     if value is None:
         return ()
-    several = isinstance(value, Iterable) and not isinstance(value, str)
-    return tuple(dict.fromkeys(place_of(each, name) for each in (value if several else [value])))
+    several = isinstance(value, Iterable) and not isinstance(value, str) and not is_array(value)
+    order = f"the array comes first, advise(x, {name}='cpu')"
+    return tuple(dict.fromkeys(place_of(each, name, order) for each in (value if several else [value])))
 
 
 def _conclude(action: str, results: list[HintResult], several: bool, strict: bool) -> HintResult:

@@ -8,7 +8,7 @@ from rmm_managed_bridge import machine
 from rmm_managed_bridge._native import blocks, hint_table
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.arrays.address import address_of, extent_of, is_dense
-from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.errors import ConfigError, shown
 from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints.results import HintSkip
 
@@ -53,7 +53,13 @@ def targets_of(x: Any) -> tuple[list[Target], bool]:
     ------
     ViewError
         If an element has no address.
+    ConfigError
+        If it is a tuple of integers that is no pair.
     """
+    if isinstance(x, tuple) and len(x) != 2 and x and all(isinstance(each, Integral) for each in x):
+        raise ConfigError(
+            f"{shown(x)} is neither a pair (address, size_bytes) nor arrays; for several addresses pass a list"
+        )
     if isinstance(x, list) or (isinstance(x, tuple) and not _is_range(x)):
         return [target_of(each) for each in x], True
     return [target_of(x)], False

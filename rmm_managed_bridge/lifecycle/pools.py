@@ -80,7 +80,7 @@ class HostPools:
         del numpy_asked
         if "maximum_quarantine_size" not in self._config.given:
             return None
-        return "maximum_quarantine_size has no effect on the host backend, where no device work is waited for; leave it out"
+        return "maximum_quarantine_size has no effect on host: no device work is waited for there; leave it out"
 
     def attach(self) -> None:
         pass

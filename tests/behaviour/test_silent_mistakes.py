@@ -105,10 +105,54 @@ def test_sizes_without_effect_on_host_are_told() -> None:
         assert "note: initial_pool_size (2.00 GiB) has no effect on the host backend" in str(bridge.status())
     assert bridge.status().notes == ()
     with (
-        pytest.warns(bridge.BridgeWarning, match="maximum_quarantine_size has no effect on the host") as said,
+        pytest.warns(bridge.BridgeWarning, match="maximum_quarantine_size has no effect on host") as said,
         bridge.installed("host", maximum_quarantine_size="1GiB"),
     ):
         pass
     assert [Path(each.filename).name for each in said] == [HERE]
     with bridge.installed("host", maximum_pool_size="1GiB", release_threshold="1MiB", numpy_min_bytes=1):
         assert bridge.status().notes == ()
+
+
+def test_hints_are_checked_on_host_as_elsewhere() -> None:
+    with bridge.installed("host"):
+        x = np.ones(1 << 18)
+        for read_mostly in ("yes", 1, x):
+            with pytest.raises(bridge.ConfigError, match=r"read_mostly=.* is not True, False or None"):
+                bridge.advise(x, read_mostly=read_mostly)  # type: ignore[arg-type]
+        with pytest.raises(bridge.ConfigError, match=r"to=99: device 99 does not exist"):
+            bridge.prefetch(x, 99)
+        with pytest.raises(bridge.ConfigError, match="neither a pair"):
+            bridge.prefetch((1, 2, 3), "cpu")
+        assert bridge.advise(x, read_mostly=np.bool_(True)).reason == bridge.HintSkip.HOST
+        assert bridge.prefetch(x, 1).reason == bridge.HintSkip.HOST
+        del x
+
+
+def test_arguments_in_the_wrong_order_are_told_without_their_elements() -> None:
+    x = np.ones(1000)
+    for wrong, first in (
+        (lambda: bridge.can_access(x, "cpu"), "device comes first, can_access(device, x)"),
+        (lambda: bridge.require_access(x, "cpu"), "device comes first, require_access(device, x)"),
+        (lambda: bridge.prefetch("cpu", x), "array comes first, prefetch(x, to)"),
+        (lambda: bridge.advise("cpu", preferred_location=x), "array comes first, advise(x, preferred_location="),
+        (lambda: bridge.record_stream(0, x), "array comes first, record_stream(x, stream)"),
+    ):
+        with pytest.raises(bridge.BridgeError) as caught:
+            wrong()
+        assert first in str(caught.value)
+        assert "of shape (1000,), float64" in str(caught.value)
+        assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("cpu", ["cpu", "CPU", "host", "Host"])
+def test_words_for_places_mean_the_same_in_each_call(cpu: str) -> None:
+    with bridge.installed("host"):
+        x = np.ones(1 << 18)
+        assert bridge.can_access(cpu, x)
+        bridge.require_access(cpu, x)
+        assert bridge.prefetch(x, cpu).reason == bridge.HintSkip.HOST
+        assert bridge.advise(x, preferred_location=cpu).reason == bridge.HintSkip.HOST
+        assert bridge.prefetch(x, "cuda").reason == bridge.HintSkip.HOST
+        assert bridge.advise(x, accessed_by=["CUDA:0", "cuda"]).reason == bridge.HintSkip.HOST
+        del x
