@@ -1,13 +1,16 @@
 """Who holds the memory: counters, records and events of all pools, and what is installed."""
 
+import operator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from rmm_managed_bridge._native import ledger, messages
+from rmm_managed_bridge._native import blocks, ledger, messages, recorded
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge._native.recorded import RECORD_IT, as_recorded
 from rmm_managed_bridge.arrays.address import address_of
-from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.errors import ConfigError, shown, warn_user
 from rmm_managed_bridge.hints import counters
 from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Snapshot, Stats, Status
 
@@ -24,6 +27,8 @@ def note_installed(now: Status) -> None:
     """Let reports say what is installed from now on. Called by `install` alone, under its lock."""
     global _current
     _current = now
+    if now.installed:
+        recorded.track = now.track
 
 
 class peak_scope:  # noqa: N801 - used like a function, as `tag`
@@ -50,7 +55,8 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         scope, self._scope = self._scope, None
-        assert scope is not None
+        if scope is None:
+            raise ConfigError("this peak scope was never entered; write `with peak_scope() as scope:`")
         self._result = ledger.read_peak_scope(scope)
         ledger.close_peak_scope(scope)
 
@@ -72,8 +78,21 @@ def allocation_of(x: Any) -> Allocation | None:
     ------
     ViewError
         If `x` has no address.
+
+    Warns
+    -----
+    BridgeWarning
+        If `x` is in a block of which nothing was recorded: ``install(track="off")``.
     """
-    return ledger.allocation_of(address_of(x).ptr)
+    ptr = address_of(x).ptr
+    found = ledger.allocation_of(ptr)
+    if found is None and blocks.find(ptr) is None:
+        return None
+    pool = native_pool.pool_containing(ptr if found is None else found.ptr)
+    how = None if pool is None else pool.track
+    if found is None and how == "off":
+        warn_user(f"this {type(x).__name__} is in the bridge, but its allocation was not recorded; {RECORD_IT}")
+    return None if found is None else as_recorded(found, how)
 
 
 def stats() -> Stats:
@@ -84,7 +103,7 @@ def stats() -> Stats:
     """
     messages.warn(ledger.take_pending_warnings())
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
-    holders = tuple((holder, usage) for holder, usage, _, _ in ledger.holders())
+    holders = tuple((as_recorded(holder), usage) for holder, usage, _, _ in ledger.holders())
     hints_done, hints_skipped = counters.counts()
     each = [pool.numbers for pool in native_pool.pools()]
     reserved, used, quarantined, _, _, slab_free, pinned = map(sum, zip(*each, strict=True)) if each else (0,) * 7
@@ -154,21 +173,46 @@ def status() -> Status:
 
 def snapshot() -> Snapshot:
     """Return a frozen copy of the live allocations, with who held what at the high-water mark."""
-    return ledger.snapshot()
+    found = ledger.snapshot()
+    if _current.track == recorded.track == "sites":
+        return found
+    return replace(
+        found,
+        allocations=tuple(as_recorded(allocation) for allocation in found.allocations),
+        peak=replace(found.peak, holders=tuple(as_recorded(holder) for holder in found.peak.holders)),
+        track=_current.track,
+    )
 
 
 def history() -> History:
     """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`."""
-    return ledger.history()
+    found = ledger.history()
+    return replace(found, events=tuple(as_recorded(event) for event in found.events))
 
 
 def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
     """Keep the newest `limit` events in `history`, also plain allocations and frees if `every_event`.
 
     Costs about 100 ns an event. Events so far are kept as far as they fit.
+
+    Raises
+    ------
+    ConfigError
+        If `limit` is no number of events that can be kept.
+
+    Warns
+    -----
+    BridgeWarning
+        With ``install(track="off")``, where plain allocations and frees are not recorded.
     """
+    try:
+        limit = operator.index(limit) if not isinstance(limit, bool) else -1
+    except TypeError:
+        raise ConfigError(f"limit={shown(limit)} is not a number of events; write record_events(1000)") from None
     if not 0 <= limit <= _LONGEST_HISTORY:
         raise ConfigError(f"limit={limit}: a history keeps 0 to {_LONGEST_HISTORY} events")
+    if _current.track == "off" and every_event and limit:
+        warn_user(f"record_events() will see failures only; {RECORD_IT}")
     ledger.set_history(limit, every_event)
 
 

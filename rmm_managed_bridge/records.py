@@ -148,6 +148,8 @@ class Snapshot:
     current_bytes: int
     peak: Peak
     time_ns: int = 0
+    track: str = "sites"
+    """What `install` was told to record. With ``"off"`` there is nothing here, whatever is alive."""
 
     def by(self, key: GroupKey) -> dict[str, int]:
         """Return live bytes per framework, tag, site, device or kind, largest first."""
@@ -178,6 +180,8 @@ class Snapshot:
         return iter(self.allocations)
 
     def __repr__(self) -> str:
+        if self.track == "off" and not self.allocations:
+            return "<Snapshot: not recorded (track='off')>"
         return (
             f"<Snapshot: {format_bytes(self.current_bytes)} in {len(self.allocations)} allocations, "
             f"peak {format_bytes(self.peak.current_bytes)}>"
@@ -274,6 +278,12 @@ class Stats:
         return dict(sorted(summed.items(), key=lambda item: (-item[1].current_bytes, item[0])))
 
     def __str__(self) -> str:
+        if self.track == "off":
+            return (
+                "live, peak and total not recorded (track='off'), "
+                f"reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
+                f"quarantined {format_bytes(self.quarantined_bytes)})"
+            )
         return (
             f"live {format_bytes(self.current_bytes)} in {self.current_count}, peak {format_bytes(self.peak_bytes)}, "
             f"total {format_bytes(self.total_bytes)} in {self.total_count}, "

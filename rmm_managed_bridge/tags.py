@@ -3,9 +3,11 @@
 from types import TracebackType
 from typing import Self
 
+from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge._native.recorded import RECORD_IT
 from rmm_managed_bridge.config import Hints
-from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.errors import ConfigError, shown, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.units import format_bytes, parse_bytes
 
@@ -26,7 +28,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     limit : int or str, optional
         The most that may be live of what is allocated in blocks with this tag and this limit, tags inside them
         included, in bytes or as text such as ``"2GiB"``: beyond it, an allocation is a `MemoryError`. A resize counts
-        too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``.
+        too. Not known, and so not limited, is what has no tag: allocations without the GIL, and with ``track="off"``,
+        where a `BridgeWarning` says so.
     hints : Hints or str, optional
         How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
         the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it. They
@@ -37,13 +40,15 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
 
     def __init__(self, name: str, limit: int | str | None = None, *, hints: Hints | str | None = None) -> None:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
-            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {name!r}")
+            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {shown(name)}")
         self._name = name
         self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
         self._hints = None if hints is None else policy.placement_hints(hints)
 
     # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
+        if self._limit_bytes is not None and _nothing_is_recorded():
+            warn_user(f"the limit of {self!r} limits nothing: {RECORD_IT}")
         number = native_process.nested_tag(native_process.tag_variable.get(), self._name, self._limit_bytes)
         if self._hints is not None:
             policy.set_of_tag(native_process.tag_name(number), self._hints)
@@ -58,3 +63,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     def __repr__(self) -> str:
         limit = "" if self._limit_bytes is None else f", limit={format_bytes(self._limit_bytes)!r}"
         return f"tag({self._name!r}{limit})"
+
+
+def _nothing_is_recorded() -> bool:
+    serving = [pool.track for pool in native_pool.pools() if not pool.retired]
+    return bool(serving) and all(track == "off" for track in serving)

@@ -3,6 +3,7 @@
 import warnings
 
 from rmm_managed_bridge._native import pressure
+from rmm_managed_bridge._native.recorded import as_recorded
 from rmm_managed_bridge.errors import BackendError, BridgeError, BridgeWarning, ForeignPointerError
 from rmm_managed_bridge.records import Event, Holder, Usage
 from rmm_managed_bridge.units import format_bytes
@@ -60,7 +61,7 @@ def out_of_memory(
         f"{format_bytes(largest_free_bytes)}, {format_bytes(quarantined_bytes)} waiting for device work; {refused}"
     ]
     holding = [holder for holder, _, _, _ in holders if holder.current_bytes]
-    lines.extend(f"  {holder}" for holder in sorted(holding, key=lambda holder: -holder.current_bytes)[:5])
+    lines.extend(f"  {as_recorded(holder)}" for holder in sorted(holding, key=lambda holder: -holder.current_bytes)[:5])
     return _with_callback_error(MemoryError("\n".join(lines)))
 
 
@@ -137,6 +138,7 @@ def _text(kind: str, size_bytes: int, offset: int, event: Event) -> str:
             "maximum_quarantine_size allows; the pool takes more memory instead: look for a kernel that hangs, or "
             "synchronize the stream now and then"
         )
+    event = as_recorded(event)
     tag = f', tag "{event.tag}"' if event.tag else ""
     return (
         f"memory is corrupt: the block of {size_bytes} bytes at {event.ptr:#x} ({event.framework}{tag}, {event.site}) "

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from rmm_managed_bridge import machine
-from rmm_managed_bridge._native import ledger
+from rmm_managed_bridge import machine, overview
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import BridgeConfig
@@ -303,7 +302,7 @@ def describe_survivors(pools: Iterable[native_pool.Pool]) -> str | None:
     numbers = {pool.number for pool in pools}
     alive = [
         allocation
-        for allocation in ledger.snapshot().allocations
+        for allocation in overview.snapshot().allocations
         if (pool := native_pool.pool_containing(allocation.ptr)) is not None and pool.number in numbers
     ]
     frameworks = sorted({allocation.framework for allocation in alive})

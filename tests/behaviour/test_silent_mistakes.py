@@ -156,3 +156,56 @@ def test_words_for_places_mean_the_same_in_each_call(cpu: str) -> None:
         assert bridge.prefetch(x, "cuda").reason == bridge.HintSkip.HOST
         assert bridge.advise(x, accessed_by=["CUDA:0", "cuda"]).reason == bridge.HintSkip.HOST
         del x
+
+
+def test_without_records_limits_events_and_questions_are_told_once_each() -> None:
+    with bridge.installed("host", frameworks=["numpy"], track="off"):
+        x = np.ones(1000)
+        for action, text in (
+            (lambda: bridge.tag("a", limit="1KiB").__enter__().__exit__(None, None, None), "limits nothing"),
+            (lambda: bridge.record_events(100), "will see failures only"),
+            (lambda: bridge.allocation_of(x), "this ndarray is in the bridge, but its allocation was not recorded"),
+        ):
+            with pytest.warns(bridge.BridgeWarning, match=text) as said:
+                assert action() is None
+            assert len(said) == 1
+            assert "track='off' records nothing; use install(track='counters')" in str(said[0].message)
+            assert Path(said[0].filename).name == HERE
+        assert "not recorded (track='off')" in str(bridge.stats())
+        assert repr(bridge.snapshot()) == "<Snapshot: not recorded (track='off')>"
+        assert bridge.allocation_of(np.ones(0).ctypes.data + (1 << 40)) is None, "not ours: no word about it"
+        bridge.record_events(1000, every_event=False)
+
+
+def test_a_line_that_is_not_recorded_is_not_said_to_be_native() -> None:
+    with bridge.installed("host", frameworks=["numpy"], track="counters", maximum_pool_size="64MiB"):
+        bridge.record_events(100)
+        with bridge.tag("kept", limit="1MiB"):
+            x = np.ones(1000)
+        record = bridge.allocation_of(x)
+        assert record is not None
+        assert str(record.site) == "not recorded"
+        snapshot = bridge.snapshot()
+        assert set(snapshot.by("site")) == {"not recorded"}
+        assert "native" not in bridge.stats().by("site")
+        assert {str(event.site) for event in bridge.history() if event.tag == "kept"} == {"not recorded"}
+        with pytest.raises(MemoryError) as caught:
+            np.ones(1 << 30)
+        assert "native" not in "".join(caught.value.__notes__)
+        bridge.record_events(1000, every_event=False)
+        del x
+    with bridge.installed("host", frameworks=["numpy"]):
+        x = np.ones(1000)
+        assert HERE in str(bridge.allocation_of(x))
+        del x
+
+
+@pytest.mark.parametrize("limit", ["all", 1.5, None, True, -1, 1 << 40])
+def test_the_events_to_keep_are_a_number(limit: Any) -> None:
+    with pytest.raises(bridge.ConfigError, match="limit="):
+        bridge.record_events(limit)
+
+
+def test_a_peak_scope_that_was_never_entered_says_so() -> None:
+    with pytest.raises(bridge.ConfigError, match="never entered"):
+        bridge.peak_scope().__exit__(None, None, None)
