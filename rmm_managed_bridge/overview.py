@@ -101,7 +101,7 @@ def stats() -> Stats:
     Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is
     asked to, but may take its time.
     """
-    messages.warn(ledger.take_pending_warnings())
+    messages.warn(ledger.take_pending_warnings(), heard=True)
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
     holders = tuple((as_recorded(holder), usage) for holder, usage, _, _ in ledger.holders())
     hints_done, hints_skipped = counters.counts()

@@ -1,5 +1,9 @@
 """What native code cannot say itself: exceptions for what it refuses, and warnings where nothing could be raised."""
 
+import atexit
+import contextlib
+import os
+import sys
 import warnings
 
 from rmm_managed_bridge._native import pressure
@@ -125,10 +129,37 @@ _DAMAGE = {
 }
 
 
-def warn(pending: list[tuple[str, int, int, Event]]) -> None:
-    """Warn of what came up where nothing could be raised: (kind, bytes, offset, event) of each."""
+_unheard = False
+
+
+def warn(pending: list[tuple[str, int, int, Event]], *, heard: bool = False) -> None:
+    """Warn of what came up where nothing could be raised: (kind, bytes, offset, event) of each.
+
+    Where warnings are errors, the first is raised. `heard`: somebody in Python has called, and will get it. Else it
+    ends in "Exception ignored", since native code called, and the process ends with an exit code that says so.
+    """
+    global _unheard
+    raised: Warning | None = None
     for kind, size_bytes, offset, event in pending:
-        warnings.warn(BridgeWarning(_text(kind, size_bytes, offset, event)), stacklevel=2)
+        try:
+            warnings.warn(BridgeWarning(_text(kind, size_bytes, offset, event)), stacklevel=2)
+        except Warning as error:
+            raised = raised or error
+    if raised is not None:
+        _unheard = _unheard or not heard
+        raise raised
+
+
+def _end_in_failure() -> None:
+    """Python has no way to change the exit code in `atexit`, so this is the end: registered early, it runs late."""
+    if _unheard:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
+
+
+atexit.register(_end_in_failure)
 
 
 def _text(kind: str, size_bytes: int, offset: int, event: Event) -> str:

@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rmm_managed_bridge._native import dlpack
 from rmm_managed_bridge._native.blocks import Loan
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, known, require_ours
+from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE, known, require_host, require_ours
 from rmm_managed_bridge.arrays.stream_use import bring_home, lend
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
@@ -72,6 +74,15 @@ class DLPackArray:
         self._strides = tuple(stride // dtype.itemsize for stride in strides)
         self._kind = block.kind
         self._device = block.device
+
+    def __repr__(self) -> str:
+        where = self._kind if self._device < 0 else f"{self._kind}, cuda:{self._device}"
+        return f"<DLPackArray: {self._array.dtype} of shape {self._array.shape} in {where} memory>"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """Return a NumPy array over the memory, once the work so far is finished, as `as_numpy` does."""
+        require_host(self._array)
+        return np.array(np.from_dlpack(self), dtype=dtype, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type and the device's number."""

@@ -190,3 +190,29 @@ else:
     assert re.search(
         r"AddressSanitizer: (use-after-poison|heap-use-after-free|unknown-crash|heap-buffer-overflow)", done.stderr
     ), done.stderr
+
+
+CORRUPT = """
+import atexit, ctypes, time
+import rmm_managed_bridge as bridge
+atexit.register(print, "the others have run")
+import numpy as np
+
+bridge.install("host", frameworks=["numpy"], pool="debug")
+array = np.zeros(1000, "u1")
+ctypes.c_ubyte.from_address(array.ctypes.data + 1000).value = 7
+del array
+end = time.monotonic() + 20
+while not bridge.history().events and time.monotonic() < end:
+    time.sleep(0.01)
+for _ in range(100):  # steps of the interpreter, at one of which it warns
+    time.sleep(0.001)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [("error", 1), ("default", 0)])
+def test_corruption_that_nobody_could_raise_ends_the_program_in_failure(option: str, code: int) -> None:
+    done = run_python(CORRUPT, options=("-W", option))
+    assert "memory is corrupt: the block of 1000 bytes" in done.stderr
+    assert (done.returncode, done.stdout) == (code, "done\nthe others have run\n"), done.stderr

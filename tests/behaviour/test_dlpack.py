@@ -53,6 +53,34 @@ def test_numpy_takes_managed_memory_through_dlpack_without_a_copy(managed: Any, 
 
 
 @pytest.mark.behaviour("I1")
+def test_numpys_own_conversion_gives_the_array_and_not_an_object(managed: Any) -> None:
+    array = np.arange(12, dtype="f4").reshape(3, 4)[:, ::2]
+    export = bridge.as_dlpack(array)
+    view = np.asarray(export)
+    assert (view.ctypes.data, view.strides, view.dtype) == (array.ctypes.data, array.strides, array.dtype)
+    assert np.array_equal(export, array)
+    copied = np.array(export)
+    assert copied.ctypes.data != array.ctypes.data
+    assert np.asarray(export, dtype="f8").tolist() == array.tolist()
+    with pytest.raises(ValueError, match="copy"):
+        np.array(export, dtype="f8", copy=False)
+    assert repr(export) == "<DLPackArray: float32 of shape (3, 2) in managed, cuda:0 memory>"
+    del array, export, view, copied
+
+
+def test_memory_that_the_cpu_cannot_reach_is_not_converted(make_heap: Any) -> None:
+    heap = make_heap(kind="device", device=0)
+    ptr = heap.allocate(400)
+
+    class OnDevice:
+        __cuda_array_interface__ = {"data": (ptr, False), "shape": (100,), "typestr": "<f4", "version": 3}  # noqa: RUF012
+
+    with pytest.raises(bridge.ViewError, match="the CPU cannot reach"):
+        np.asarray(bridge.as_dlpack(OnDevice()))
+    heap.deallocate(ptr)
+
+
+@pytest.mark.behaviour("I1")
 def test_host_memory_is_shown_as_the_cpus(host: None) -> None:
     array = np.arange(100)
     export = bridge.as_dlpack(array)
