@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge.environment import PREFIX, unknown_in
-from rmm_managed_bridge.errors import ConfigError, FrameworkError, warn_renamed, warn_user
+from rmm_managed_bridge.errors import ConfigError, FrameworkError, shown, warn_renamed, warn_user
 from rmm_managed_bridge.frameworks.registry import HOOKED
 from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
@@ -22,6 +22,7 @@ NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "debug")
 _NONE_OLD: Mapping[str, str] = MappingProxyType({})
 RETAINS = ("budget", "all")
+_LEAST_POOL_BYTES = 256 << 10  # with less, no slab of the smallest blocks has room
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
@@ -71,10 +72,10 @@ class Hints:
     def __init__(
         self, placement: str = "none", min_bytes: int | str = 1 << 20, *, hugepages: str | None = None
     ) -> None:
-        if placement not in PLACEMENTS:
-            raise ConfigError(f"placement={placement!r} is not one of {', '.join(map(repr, PLACEMENTS))}")
-        if hugepages is not None and hugepages not in HUGEPAGES:
-            raise ConfigError(f"hugepages={hugepages!r} is not one of {', '.join(map(repr, HUGEPAGES))}")
+        if not isinstance(placement, str) or placement not in PLACEMENTS:
+            raise ConfigError(f"placement={shown(placement)} is not one of {', '.join(map(repr, PLACEMENTS))}")
+        if hugepages is not None and (not isinstance(hugepages, str) or hugepages not in HUGEPAGES):
+            raise ConfigError(f"hugepages={shown(hugepages)} is not one of {', '.join(map(repr, HUGEPAGES))}")
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "min_bytes", parse_bytes(min_bytes, "min_bytes"))
         object.__setattr__(self, "hugepages", hugepages)
@@ -89,11 +90,12 @@ class Hints:
         if isinstance(value, Hints):
             return value
         if not isinstance(value, str):
-            raise ConfigError(f"{name}={value!r} is not hints; write one of {', '.join(PLACEMENTS)}, or Hints(...)")
+            words = ", ".join(PLACEMENTS)
+            raise ConfigError(f"{name}={shown(value)} is not hints; write one of {words}, or Hints(...)")
         placement, colon, size = value.partition(":")
         if placement not in PLACEMENTS:
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, PLACEMENTS))}")
-        return cls(placement, parse_bytes(size, f"{name}={value!r}")) if colon else cls(placement)
+            raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(map(repr, PLACEMENTS))}")
+        return cls(placement, parse_bytes(size, f"{name}={shown(value)}")) if colon else cls(placement)
 
 
 Hints.none = Hints("none")
@@ -231,7 +233,7 @@ def read_config(
         if found is None:
             return default
         if not isinstance(found, str) or found not in choices:
-            raise ConfigError(f"{source}={found!r} is not one of {', '.join(map(repr, choices))}")
+            raise ConfigError(f"{source}={shown(found)} is not one of {', '.join(map(repr, choices))}")
         return found
 
     def size(name: str, value: object) -> int | None:
@@ -245,7 +247,7 @@ def read_config(
     wanted = _read_hints(*given("hints", hints))
     if wanted.hugepages is not None:  # in an argument: text has no word for it. So it goes before the environment.
         if hugepages not in (None, wanted.hugepages):
-            raise ConfigError(f"hugepages={hugepages!r}, but hints={wanted!r} has another; say it in one of them")
+            raise ConfigError(f"hugepages={shown(hugepages)}, but hints={wanted!r} has another; say it in one of them")
         hugepages = wanted.hugepages
 
     if on_oom is not None:
@@ -271,9 +273,24 @@ def read_config(
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
+    _require_sizes(config)
     if complaints := unknown_in(environment, asked):
         warn_user("; ".join(complaints))
     return config
+
+
+def _require_sizes(config: BridgeConfig) -> None:
+    first, most = config.initial_pool_size, config.maximum_pool_size
+    if most is not None and most < _LEAST_POOL_BYTES:
+        raise ConfigError(
+            f"maximum_pool_size={most} is less than a pool can work with; write {format_bytes(_LEAST_POOL_BYTES)} or "
+            "more, or leave it out for no limit of its own"
+        )
+    if first is not None and most is not None and first > most:
+        raise ConfigError(
+            f"initial_pool_size ({format_bytes(first)}) is more than maximum_pool_size ({format_bytes(most)}); write "
+            "the larger one as maximum_pool_size"
+        )
 
 
 def _read_hints(value: object, source: str) -> Hints:
@@ -284,17 +301,18 @@ def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, Iterable):
-        raise ConfigError(f"{source}={value!r} is not a list of frameworks; write {list(HOOKED)} or some of them")
+        raise ConfigError(f"{source}={shown(value)} is not a list of frameworks; write {list(HOOKED)} or some of them")
     names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
     for name in names:
-        if name not in HOOKED:
-            raise FrameworkError(f"{source}: {name!r} is not a framework the bridge knows; use {', '.join(HOOKED)}")
+        if not isinstance(name, str) or name not in HOOKED:
+            known = ", ".join(HOOKED)
+            raise FrameworkError(f"{source}: {shown(name)} is not a framework the bridge knows; use {known}")
     return tuple(dict.fromkeys(names))
 
 
 def _read_devices(value: object, source: str) -> tuple[int, ...] | Literal["all"] | None:
-    if value is None or value == "all":
-        return value
+    if value is None or (isinstance(value, str) and value == "all"):
+        return "all" if value else None
     try:
         if isinstance(value, str):
             numbers = tuple(int(part) for part in value.replace(",", " ").split())
@@ -307,5 +325,5 @@ def _read_devices(value: object, source: str) -> tuple[int, ...] | Literal["all"
     except (TypeError, ValueError):
         numbers = ()
     if not numbers or min(numbers) < 0:
-        raise ConfigError(f"{source}={value!r} is not a list of device numbers; write [0], [0, 1] or 'all'")
+        raise ConfigError(f"{source}={shown(value)} is not a list of device numbers; write [0], [0, 1] or 'all'")
     return tuple(dict.fromkeys(numbers))

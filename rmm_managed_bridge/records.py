@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rmm_managed_bridge.errors import warn_renamed
+from rmm_managed_bridge.errors import ConfigError, shown, warn_renamed
 from rmm_managed_bridge.units import format_bytes
 
 GroupKey = Literal["framework", "tag", "site", "device", "kind"]
@@ -115,10 +115,15 @@ class Hugepages(NamedTuple):
 _NOTHING_ADVISED = Hugepages("never", 0, 0, 0)
 
 
+def require_key(key: object) -> None:
+    """Refuse what records are not grouped by, also where there is none to group."""
+    if not isinstance(key, str) or key not in GROUP_KEYS:
+        raise ConfigError(f"cannot group by {shown(key)}; use one of {', '.join(GROUP_KEYS)}")
+
+
 def group_value(record: Allocation | Holder, key: GroupKey) -> str:
     """Return what `record` is grouped under for `key`, as text."""
-    if key not in GROUP_KEYS:
-        raise ValueError(f"cannot group by {key!r}; use one of {', '.join(GROUP_KEYS)}")
+    require_key(key)
     if key == "device":
         return device_name(record.device)
     return str(getattr(record, key))
@@ -161,6 +166,8 @@ class Snapshot:
 
     def compare(self, other: "Snapshot") -> "SnapshotDifference":
         """Return what came, went and changed its size between `other` (earlier) and this snapshot."""
+        if not isinstance(other, Snapshot):
+            raise ConfigError(f"compare() takes an earlier snapshot(), not {shown(other)}; keep one before")
         before = {allocation.serial: allocation for allocation in other.allocations}
         now = {allocation.serial for allocation in self.allocations}
         return SnapshotDifference(
@@ -271,6 +278,7 @@ class Stats:
 
     def by(self, key: GroupKey) -> dict[str, Usage]:
         """Return counters per framework, tag, site, device or kind, most live bytes first."""
+        require_key(key)
         groups: dict[str, list[Usage]] = {}
         for holder, usage in self.holders:
             groups.setdefault(group_value(holder, key), []).append(usage)
@@ -392,6 +400,7 @@ def _whose(record: Allocation | Holder | Event) -> str:
 
 
 def _sum_by(sized: Iterable[tuple[Allocation | Holder, int]], key: GroupKey) -> dict[str, int]:
+    require_key(key)
     sums: dict[str, int] = {}
     for record, size_bytes in sized:
         name = group_value(record, key)

@@ -40,7 +40,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
 
     def __init__(self, name: str, limit: int | str | None = None, *, hints: Hints | str | None = None) -> None:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
-            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {shown(name)}")
+            order = "" if isinstance(name, str) else "; the name comes first, tag(name, limit)"
+            raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {shown(name)}{order}")
         self._name = name
         self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
         self._hints = None if hints is None else policy.placement_hints(hints)

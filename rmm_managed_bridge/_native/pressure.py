@@ -5,7 +5,7 @@ import inspect
 import threading
 from collections.abc import Callable
 
-from rmm_managed_bridge.errors import ConfigError
+from rmm_managed_bridge.errors import ConfigError, shown
 
 OnOom = Callable[[int, int], object]
 
@@ -21,7 +21,7 @@ _thread_state = threading.local()
 def require_callback(on_oom: object) -> None:
     """Refuse what could not be called when memory is out, which is too late to hear of it."""
     if not callable(on_oom):
-        raise ConfigError(f"on_oom={on_oom!r} cannot be called; pass a function of (size_bytes, attempt)")
+        raise ConfigError(f"on_oom={shown(on_oom)} cannot be called; pass a function of (size_bytes, attempt)")
     try:
         signature = inspect.signature(on_oom)
     except (TypeError, ValueError):  # of native code, which does not always tell
@@ -30,7 +30,7 @@ def require_callback(on_oom: object) -> None:
         signature.bind(0, 1)
     except TypeError as error:
         raise ConfigError(
-            f"on_oom={on_oom!r} cannot be called with (size_bytes, attempt): {error}; give it these two parameters"
+            f"on_oom={shown(on_oom)} cannot be called with (size_bytes, attempt): {error}; give it these two parameters"
         ) from None
 
 

@@ -16,10 +16,7 @@ class CupyAdapter:
     name = "cupy"
 
     def __init__(self, pools: dict[int, native_pool.Pool]) -> None:
-        try:
-            import cupy
-        except ImportError as error:
-            raise FrameworkError(f"cupy cannot be imported ({error}); pip install 'rmm-managed-bridge[cupy]'") from None
+        cupy = _import_cupy()
         if not cupy.cuda.is_available():
             raise FrameworkError("CuPy finds no CUDA device")
         if not pools:
@@ -71,7 +68,7 @@ def _allocator() -> tuple[cupy_entry.CupyEntry, Any]:
     """Return the one entry and CuPy allocator of this process, made at the first use."""
     global _entry, _c_allocator
     if _entry is None:
-        import cupy
+        cupy = _import_cupy()
         from cupy_backends.cuda import stream as backend_stream
 
         entry = cupy_entry.CupyEntry(_ask_stream, _hold_stream, _refuse)
@@ -102,7 +99,7 @@ def cupy_allocator(size_bytes: int) -> Any:
     cupy.cuda.memory.OutOfMemoryError
         If the pool has no memory.
     InstallError
-        If no pool of the bridge serves the current device.
+        If no pool of the bridge serves the current device, or CuPy cannot be imported.
     """
     entry, allocator = _allocator()
     import cupy
@@ -111,6 +108,14 @@ def cupy_allocator(size_bytes: int) -> Any:
     if not entry.serves(device):
         entry.use(device, native_pool.pool_serving(device))
     return allocator.malloc(size_bytes)
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise FrameworkError(f"cupy cannot be imported ({error}); pip install 'rmm-managed-bridge[cupy]'") from None
+    return cupy
 
 
 def _ask_stream(device: int) -> int:

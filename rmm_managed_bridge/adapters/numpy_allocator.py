@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, cast
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE
-from rmm_managed_bridge.errors import ConfigError, InstallError
+from rmm_managed_bridge.errors import ConfigError, InstallError, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -39,8 +39,8 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
     def __init__(self, kind: str | None = None) -> None:
         if callable(kind):
             raise ConfigError("write @numpy_allocator(), with the parentheses")
-        if kind not in (None, *HOST_ACCESSIBLE):
-            raise ConfigError(f"kind={kind!r} is not one of {', '.join(map(repr, HOST_ACCESSIBLE))}")
+        if kind is not None and (not isinstance(kind, str) or kind not in HOST_ACCESSIBLE):
+            raise ConfigError(f"kind={shown(kind)} is not one of {', '.join(map(repr, HOST_ACCESSIBLE))}")
         self._kind = kind
 
     # What to go back to is kept with the context, not here: tasks and threads may share one object.
@@ -63,8 +63,8 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
         """Decorate a function."""
         if not callable(function) or isinstance(function, type | staticmethod):
             raise ConfigError(
-                f"numpy_allocator decorates functions, not {function!r}: put it below @staticmethod, @classmethod and "
-                "@property, and on the methods of a class"
+                f"numpy_allocator decorates functions, not {shown(function)}: put it below @staticmethod, @classmethod "
+                "and @property, and on the methods of a class"
             )
         wrap = self._plain
         is_function = inspect.isroutine(function) or isinstance(function, functools.partial)

@@ -9,6 +9,10 @@ from rmm_managed_bridge.errors import FrameworkError
 from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.hints import handovers, policy
 
+_NO_DEVICE = (
+    "Warp takes allocators on CUDA devices only, and there is none here; as_warp() gives CPU arrays over pool memory"
+)
+
 
 class WarpAllocator:
     """Allocates for Warp from the bridge, on the device whose context is current and on Warp's stream there.
@@ -47,8 +51,12 @@ class WarpAllocator:
             If the pool has no memory.
         BridgeError
             If Warp's stream is being captured. The capture stays valid.
+        FrameworkError
+            If no CUDA device is current on this thread.
         """
         number = native_process.current_device()
+        if number < 0:
+            raise FrameworkError(_NO_DEVICE)
         pool = self._pools.get(number)
         if pool is None or pool.retired:
             pool = self._pools[number] = native_pool.pool_serving(number)
@@ -92,10 +100,7 @@ class WarpAdapter:
         except ImportError as error:
             raise FrameworkError(f"warp cannot be imported ({error}); pip install 'rmm-managed-bridge[warp]'") from None
         if not pools or not warp.is_cuda_available():
-            raise FrameworkError(
-                "Warp takes allocators on CUDA devices only, and there is none here; as_warp() gives CPU arrays over "
-                "pool memory"
-            )
+            raise FrameworkError(_NO_DEVICE)
         self._warp = warp
         self._allocator = WarpAllocator(pools)
         self._before: dict[int, Any] = {}

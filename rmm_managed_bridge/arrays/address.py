@@ -72,10 +72,19 @@ def address_of(x: Any) -> Address:
     try:
         return Address(operator.index(x))
     except TypeError:
-        raise ViewError(
-            f"{type(x).__name__} object has no address: it is not an array, a buffer with __cuda_array_interface__ or "
-            "__array_interface__, nor an integer"
-        ) from None
+        raise ViewError(_no_address(x)) from None
+
+
+def _no_address(x: Any) -> str:
+    kind = type(x).__name__
+    if callable(getattr(x, "to_numpy", None)):
+        return f"{kind} object has no address: it holds its arrays inside; pass x.to_numpy(), or one of its columns'"
+    if isinstance(x, bytes | bytearray | memoryview):
+        return f"{kind} object has no address that Python shows; pass numpy.asarray(x), which lies at the same bytes"
+    return (
+        f"{kind} object has no address: it is not an array, a buffer with __cuda_array_interface__ or "
+        "__array_interface__, nor an integer"
+    )
 
 
 def extent_of(address: Address, itemsize: int | None = None) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """How an array lies in memory, and whether it may be shared as it is."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ def dtype_of(x: Any, address: Address) -> "np.dtype[Any]":
     """Return the dtype of an array, with its fields as far as its interface tells them."""
     if address.dtype is not None:
         return address.dtype
+    if isinstance(x, Integral):
+        raise ViewError(f"{x} is an address, which has no shape and dtype; pass the array itself")
     if address.typestr == "":
         raise ViewError(
             f"{type(x).__name__} object has an address but does not show shape and dtype; pass an array (for a tensor "

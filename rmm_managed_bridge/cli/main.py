@@ -40,12 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except BridgeError as error:
-        return _fail(str(error), FAILED)
+        return _fail(_with_notes(str(error), error), FAILED)
     except MemoryError as error:
-        return _fail(f"out of memory: {error}" if str(error) else "out of memory", FAILED)
+        return _fail(_with_notes(f"out of memory: {error}" if str(error) else "out of memory", error), FAILED)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    """Add the notes (PEP 678): who holds the memory is in one, where NumPy raised."""
+    return "\n".join([message, *getattr(error, "__notes__", ())])
 
 
 def _fail(message: str, exit_code: int) -> int:

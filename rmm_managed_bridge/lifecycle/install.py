@@ -13,7 +13,7 @@ from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.adapters.torch import serve
 from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
-from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, warn_user
+from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, shown, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.lifecycle import reinitialize
 from rmm_managed_bridge.lifecycle.call_site_filter import internal_prefixes
@@ -358,11 +358,18 @@ def _require_same(bridge: Bridge, config: BridgeConfig) -> None:
         asked = getattr(config, name)
         has = bridge.backend if name == "backend" else getattr(bridge.config, name)
         if asked != has and (name, asked) != ("backend", "auto"):
-            different.append(f"{name}={asked!r} (is {has!r})")
+            different.append(f"{name}={_told(asked)} (is {_told(has)})")
     if different:
         raise InstallError(
             f"the bridge is installed with other settings: {', '.join(different)}; call uninstall() first"
         )
+
+
+def _told(value: object) -> str:
+    """Return a setting as it would be typed: those that are large integers are sizes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1024:
+        return repr(format_bytes(value))
+    return repr(str(value)) if isinstance(value, Hints) else shown(value)
 
 
 def _around_reinitialize(change: Callable[[], None], devices: Sequence[int]) -> None:

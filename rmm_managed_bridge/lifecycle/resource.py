@@ -10,7 +10,7 @@ from rmm_managed_bridge import machine
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import read_config
-from rmm_managed_bridge.errors import BackendError, ConfigError
+from rmm_managed_bridge.errors import BackendError, ConfigError, shown
 from rmm_managed_bridge.machine import advise_hugepages
 
 # The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
@@ -111,7 +111,7 @@ class ManagedBridgeResource(NativeBridgeResource):
     ) -> Self:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise ConfigError(
-                f"upstream_mr is {upstream_mr!r}, not an RMM memory resource; pass for example "
+                f"upstream_mr is {shown(upstream_mr)}, not an RMM memory resource; pass for example "
                 "rmm.mr.PoolMemoryResource(rmm.mr.ManagedMemoryResource(), initial_pool_size=2**30)"
             )
         stack: DeviceMemoryResource | None = upstream_mr

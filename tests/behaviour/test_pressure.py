@@ -286,11 +286,11 @@ def test_a_threshold_is_a_size_or_a_fraction(value: Any, said: str) -> None:
         bridge.install("host", release_threshold=value)
 
 
-@pytest.mark.parametrize("value", ["0.5", 0.5])
+@pytest.mark.parametrize("value", ["0.5", 0.5, "50%", " 50 % "])
 def test_a_fraction_is_one_of_the_memory_there_is(value: Any) -> None:
     from rmm_managed_bridge.config import read_config
 
     config = read_config(release_threshold=value, environment={})
     assert config.settings_for(1000).release_threshold_bytes == 500
     assert config.settings_for(1000).quarantine_limit_bytes == 250
-    assert read_config(maximum_pool_size=400, environment={}).settings_for(1000).quarantine_limit_bytes == 100
+    assert read_config(maximum_pool_size=4 << 20, environment={}).settings_for(1000).quarantine_limit_bytes == 1 << 20

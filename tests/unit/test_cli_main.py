@@ -50,6 +50,14 @@ def test_out_of_memory_is_code_1_and_keeps_its_message(verb: Verb, capsys: pytes
     assert capsys.readouterr().err == "rmm-bridge: out of memory: asked for 16.0 MiB\n"
 
 
+@pytest.mark.parametrize("error", [BridgeError("the pool is gone"), MemoryError("the pool is gone")])
+def test_notes_of_an_error_are_printed(verb: Verb, capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    error.add_note("refused by the limit of the pool")
+    verb(raising(error))
+    assert main(["work"]) == 1
+    assert capsys.readouterr().err.endswith("the pool is gone\nrefused by the limit of the pool\n")
+
+
 def test_interrupt_is_code_130(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     verb(raising(KeyboardInterrupt()))
     assert main(["work"]) == 130

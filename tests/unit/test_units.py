@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmm_managed_bridge.errors import BridgeError, ConfigError
-from rmm_managed_bridge.units import format_bytes, parse_bytes
+from rmm_managed_bridge.errors import BridgeError, ConfigError, shown
+from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
 
 FACTORS = {
     "": 1, "B": 1,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50,
+    "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
 }  # fmt: skip
 LARGEST = 2**63 - 1
@@ -95,11 +96,12 @@ def test_case_and_spaces_do_not_matter(number: int, unit: str, space: str, upper
             "1,5GiB",
             "1..5GiB",
             ".",
-            "5k",
+            "5x",
+            "50%",
             "8EiB",
             "nan",
         ),
-        *(-1, 2**63, "8192PiB", "9" * 400 + ".5", "9" * 5000, 1.0, 2e9, None, b"1", [1]),
+        *(-1, 2**63, "8192PiB", "9" * 400 + ".5", "9" * 5000, 1.0, 2e9, None, b"1", [1], True, False),
     ],
     ids=lambda size: repr(size)[:12],
 )
@@ -109,8 +111,23 @@ def test_what_is_no_size_is_refused(size: int | str) -> None:
         parse_bytes(size, "initial_pool_size")
     assert isinstance(caught.value, BridgeError)
     assert isinstance(caught.value, ValueError)
-    shown = f"{size[:40]!r}..." if isinstance(size, str) and len(size) > 80 else repr(size)
-    assert str(caught.value).startswith(f"initial_pool_size={shown} is ")
+    assert str(caught.value).startswith(f"initial_pool_size={shown(size)} is ")
+    assert len(str(caught.value)) < 300
+
+
+@given(st.integers(0, 10000))
+def test_percent_is_a_fraction_where_fractions_are_taken(hundredths: int) -> None:
+    text = f"{hundredths / 100} %"
+    assert parse_bytes_or_fraction(text) == pytest.approx(hundredths / 10000)
+    assert parse_bytes_or_fraction(str(hundredths / 10000)) == pytest.approx(hundredths / 10000)
+    with pytest.raises(ConfigError, match="no share of the memory is taken here"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("size", ["101%", "100.5%", "-1%", "%", 1.5, -0.5, float("nan"), True, "2.x"])
+def test_fractions_are_between_nothing_and_all(size: object) -> None:
+    with pytest.raises(ConfigError, match="release_threshold="):
+        parse_bytes_or_fraction(size, "release_threshold")
 
 
 @given(st.text(max_size=12) | st.from_regex(r"\A[\d.]{1,8} ?[A-Za-z]{0,3}\Z"))
