@@ -12,7 +12,8 @@ from rmm_managed_bridge._native.recorded import RECORD_IT, as_recorded
 from rmm_managed_bridge.arrays.address import address_of
 from rmm_managed_bridge.errors import ConfigError, shown, warn_user
 from rmm_managed_bridge.hints import counters
-from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Snapshot, Stats, Status
+from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Records, Snapshot, Stats, Status
+from rmm_managed_bridge.units import format_bytes
 
 _LONGEST_HISTORY = 10_000_000  # 130 bytes each
 
@@ -59,6 +60,9 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
             raise ConfigError("this peak scope was never entered; write `with peak_scope() as scope:`")
         self._result = ledger.read_peak_scope(scope)
         ledger.close_peak_scope(scope)
+
+    def __repr__(self) -> str:
+        return f"<peak_scope: {format_bytes(self.peak_bytes)}>"
 
     @property
     def peak_bytes(self) -> int:
@@ -136,10 +140,10 @@ def stats() -> Stats:
     )
 
 
-def pools() -> tuple[Generation, ...]:
+def pools() -> Records[Generation]:
     """Return every pool that still holds memory or takes requests, oldest first."""
     native_pool.close_ended()
-    return tuple(
+    return Records(
         Generation(
             number=pool.number,
             device=pool.device,

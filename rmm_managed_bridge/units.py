@@ -85,6 +85,11 @@ def _no_bool(size: object) -> Any:
     return size
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return ``"1 block"``, ``"2 blocks"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_bytes(size_bytes: int) -> str:
     """Return `size_bytes` for people: ``"512 B"``, ``"1.50 KiB"``, ``"16.0 MiB"``, always three figures or more."""
     sign, magnitude = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)

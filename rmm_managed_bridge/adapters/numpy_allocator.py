@@ -59,6 +59,9 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
         _outer_handlers.set(outer[1:])
         numpy_handler.set_current(outer[0])
 
+    def __repr__(self) -> str:
+        return f"numpy_allocator({'' if self._kind is None else repr(self._kind)})"
+
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function."""
         if not callable(function) or isinstance(function, type | staticmethod):

@@ -93,3 +93,13 @@ class Residency:
     accessed_by: tuple[str, ...] = ()
     reason: HintSkip | None = None
     """Why the driver could not be asked."""
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            remedy = _REMEDIES.get(self.reason, "")
+            return f"residency not known: {self.reason}{f' ({remedy})' if remedy else ''}"
+        return (
+            f"asked for {self.asked or 'nothing'}; the driver says: last prefetch {self.last_prefetch or 'none'}, "
+            f"preferred {self.preferred_location or 'none'}, accessed by {', '.join(self.accessed_by) or 'none'}"
+            + (", read mostly" if self.read_mostly else "")
+        )

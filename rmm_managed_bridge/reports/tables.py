@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rmm_managed_bridge.records import CallSite, Peak, Snapshot, Stats, Usage, device_name, group_value
 from rmm_managed_bridge.reports.text import SiteText, to_text
-from rmm_managed_bridge.units import format_bytes
+from rmm_managed_bridge.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rmm_managed_bridge.records import Status
@@ -32,7 +32,7 @@ def provenance_table(snapshot: Snapshot, *, limit: int = 20, site_width: int = 4
     site_width
         Columns for ``file:line``; longer paths lose their beginning.
     """
-    table = _table(f"{format_bytes(snapshot.current_bytes)} live in {_count(len(snapshot), 'allocation')}")
+    table = _table(f"{format_bytes(snapshot.current_bytes)} live in {format_count(len(snapshot), 'allocation')}")
     table.add_column("size", justify="right", no_wrap=True)
     _add_provenance_columns(table)
     shown = snapshot.top(limit)
@@ -54,7 +54,7 @@ def provenance_table(snapshot: Snapshot, *, limit: int = 20, site_width: int = 4
             Text(format_bytes(size_bytes), style="bold"),
             Text(framework, style="bold"),
             Text("total", style="bold"),
-            _count(count, "allocation"),
+            format_count(count, "allocation"),
         )
     return table
 
@@ -78,7 +78,7 @@ def peak_table(peak: Peak, count: int = 10, *, site_width: int = 40) -> Table:
         )
     if len(shown) < len(peak.holders):
         rest_bytes = sum(h.current_bytes for h in peak.holders) - sum(h.current_bytes for h in shown)
-        rest = Text(f"and {_count(len(peak.holders) - len(shown), 'holder')} more", style="dim")
+        rest = Text(f"and {format_count(len(peak.holders) - len(shown), 'holder')} more", style="dim")
         table.add_row(format_bytes(rest_bytes), _share(rest_bytes, peak.current_bytes), "", rest)
     return table
 
@@ -183,7 +183,3 @@ def _provenance(framework: str, tag: str, site: CallSite, site_width: int) -> tu
 
 def _share(part_bytes: int, whole_bytes: int) -> str:
     return f"{100 * part_bytes / whole_bytes:.0f} %" if whole_bytes else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

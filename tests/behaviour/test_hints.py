@@ -351,3 +351,12 @@ def test_the_libraries_are_loaded_with_the_first_hint_and_may_be_missing(monkeyp
             with pytest.raises(driver.NoLibraryError):
                 driver.load()
     driver.load.cache_clear()
+
+
+def test_residency_is_a_sentence() -> None:
+    asked = bridge.Residency("cuda:0", "cuda:0", True, "cpu", ("cuda:0",))
+    assert str(asked) == (
+        "asked for cuda:0; the driver says: last prefetch cuda:0, preferred cpu, accessed by cuda:0, read mostly"
+    )
+    with bridge.installed("host"):
+        assert str(bridge.residency(np.ones(10))).startswith("residency not known: host memory (")

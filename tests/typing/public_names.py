@@ -7,7 +7,18 @@ from rmm.pylibrmm.memory_resource import DeviceMemoryResource
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge.lifecycle.resource import ManagedBridgeResource
-from rmm_managed_bridge.records import Generation, History, Holder, Hugepages, Peak, SnapshotDifference, Usage
+from rmm_managed_bridge.records import (
+    Event,
+    Generation,
+    Groups,
+    History,
+    Holder,
+    Hugepages,
+    Peak,
+    Records,
+    SnapshotDifference,
+    Usage,
+)
 
 
 def life() -> None:
@@ -44,11 +55,15 @@ def records(x: object) -> None:
         found.ptr = 0  # type: ignore[misc]
     snapshot = bridge.snapshot()
     assert_type(snapshot.peak, Peak)
-    assert_type(snapshot.peak.top(5), tuple[Holder, ...])
-    assert_type(snapshot.by("tag"), dict[str, int])
+    assert_type(snapshot.peak.top(), Records[Holder])
+    assert_type(snapshot.peak.top(5)[:2], Records[Holder])
+    assert_type(snapshot[0], bridge.Allocation)
+    assert_type(bridge.history()[-3:], Records[Event])
+    as_dict: dict[str, int] = snapshot.by("tag")
+    assert_type(as_dict["load"], int)
     assert_type(snapshot.compare(snapshot), SnapshotDifference)
     snapshot.by("colour")  # type: ignore[arg-type]
-    assert_type(bridge.stats().by("framework"), dict[str, Usage])
+    assert_type(bridge.stats().by("framework"), Groups[Usage])
     assert_type(bridge.stats().pools, tuple[Generation, ...])
     assert_type(bridge.stats().hugepages, Hugepages)
     assert_type(bridge.history(), History)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import itertools
+import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmm_managed_bridge.errors import ConfigError
 from rmm_managed_bridge.records import (
     GROUP_KEYS,
     Allocation,
@@ -17,6 +20,7 @@ from rmm_managed_bridge.records import (
     History,
     Holder,
     Peak,
+    Records,
     Snapshot,
     SnapshotDifference,
     Stats,
@@ -128,9 +132,38 @@ def test_snapshot_top_is_the_largest(snapshot: Snapshot, count: int) -> None:
 
 @given(st.lists(holders, max_size=12), st.integers(0, 15))
 def test_peak_top_is_the_largest(held: list[Holder], count: int) -> None:
-    """The same for holders."""
-    top = Peak(0, tuple(held)).top(count)
-    assert [h.current_bytes for h in top] == sorted((h.current_bytes for h in held), reverse=True)[:count]
+    """The same for holders, of which each line is there once, with all of its bytes and blocks."""
+    peak = Peak(0, tuple(held))
+    sizes = [h.current_bytes for h in peak.top(len(held))]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [h.current_bytes for h in peak.top(count)] == sizes[:count]
+    assert len({holder[:5] for holder in peak.holders}) == len(peak.holders)
+    assert sum(sizes) == sum(h.current_bytes for h in held)
+    assert sum(h.current_count for h in peak.holders) == sum(h.current_count for h in held)
+
+
+@given(snapshots)
+def test_holders_of_a_snapshot_are_its_allocations_by_line(snapshot: Snapshot) -> None:
+    """No byte and no block is lost, and the sums are those of `by`."""
+    assert sum(h.current_bytes for h in snapshot.holders) == snapshot.current_bytes
+    assert sum(h.current_count for h in snapshot.holders) == len(snapshot)
+    assert Peak(0, tuple(snapshot.holders)).by("site") == snapshot.by("site")
+
+
+@given(snapshots, snapshots, keys)
+def test_sums_of_a_difference_are_differences_of_sums(before: Snapshot, after: Snapshot, key: GroupKey) -> None:
+    growth, old, new = after.compare(before).by(key), before.by(key), after.by(key)
+    for name in old.keys() | new.keys():
+        assert growth.get(name, 0) == new.get(name, 0) - old.get(name, 0)
+    assert sum(h.current_bytes for h in after.compare(before).holders) == after.compare(before).current_bytes
+    assert sum(h.current_count for h in after.compare(before).holders) == len(after) - len(before)
+
+
+@pytest.mark.parametrize("count", ["a", 1.5, None, [1]])
+def test_a_count_that_is_none_is_refused(count: Any) -> None:
+    for record in (EMPTY_PEAK, make_snapshot([]), make_snapshot([]).compare(make_snapshot([]))):
+        with pytest.raises(ConfigError, match="is not a number of records"):
+            record.top(count)
 
 
 @given(snapshots, snapshots)
@@ -159,21 +192,38 @@ def test_compare_counts_the_growth_of_a_resized_block(old_bytes: int, new_bytes:
 
 @given(snapshots)
 def test_snapshot_text_accounts_for_every_allocation(snapshot: Snapshot) -> None:
-    """The largest ten have a line each, and the rest is counted, not dropped in silence."""
+    """The largest ten lines of the program are there, and the rest is counted, not dropped in silence."""
     text = str(snapshot)
     assert text.splitlines()[0] == repr(snapshot)
     assert format_bytes(snapshot.current_bytes) in repr(snapshot)
-    for allocation in snapshot.top(10):
-        assert f"  {allocation}\n" in f"{text}\n"
-    assert (f"and {len(snapshot) - 10} more" in text) == (len(snapshot) > 10)
+    for holder in snapshot.holders[:10]:
+        assert format_bytes(holder.current_bytes) in text
+    more = len(snapshot.holders) - 10
+    assert (f"and {more} more line" in text) == (more > 0)
 
 
-def test_difference_text_accounts_for_every_allocation() -> None:
-    """Twenty lines are shown; more are cut with a count."""
-    text = str(make_snapshot([make_allocation(serial) for serial in range(1, 23)]).compare(make_snapshot([])))
-    assert "22 added, 0 freed, 0 resized" in text.splitlines()[0]
-    assert len(text.splitlines()) == 1 + 20 + 1
-    assert "2 more" in text.splitlines()[-1]
+def test_difference_text_sums_by_line() -> None:
+    """A leak of twenty blocks of one line is one row; what was resized counts with its growth."""
+    many = [make_allocation(serial) for serial in range(1, 21)]
+    gone = make_allocation(30, 1 << 20, site=SITES[1])
+    resized = make_allocation(31, 1 << 20, site=SITES[2]), make_allocation(31, 3 << 20, site=SITES[2], resized_count=1)
+    difference = make_snapshot([*many, resized[1]]).compare(make_snapshot([gone, resized[0]]))
+    lines = str(difference).splitlines()
+    assert lines[0] == "<321 MiB more: 20 added, 1 freed, 1 resized>"
+    assert [line.split()[:3] for line in lines[2:]] == [
+        ["320", "MiB", "20"],
+        ["2.00", "MiB", "0"],
+        ["-1.00", "MiB", "-1"],
+    ]
+    assert [holder.current_count for holder in difference.top(2)] == [20, 0]
+
+
+def test_difference_text_accounts_for_every_line() -> None:
+    many = [make_allocation(serial, site=CallSite("sim.py", serial, "main")) for serial in range(1, 23)]
+    lines = str(make_snapshot(many).compare(make_snapshot([]))).splitlines()
+    assert "22 added, 0 freed, 0 resized" in lines[0]
+    assert len(lines) == 1 + 1 + 20 + 1
+    assert lines[-1] == "  ... and 2 more lines, 32.0 MiB in 2; print(difference.holders) shows all"
 
 
 def test_text_of_single_records() -> None:
@@ -196,6 +246,25 @@ def test_records_cannot_be_changed() -> None:
         snapshot.allocations[0].ptr = 1  # type: ignore[misc]
 
 
+def test_one_is_singular() -> None:
+    assert "in 1 allocation," in repr(make_snapshot([make_allocation()]))
+    assert "in 2 allocations," in repr(make_snapshot([make_allocation(), make_allocation(2)]))
+
+
+def test_parts_of_what_has_a_length() -> None:
+    snapshot = make_snapshot([make_allocation(serial) for serial in range(1, 6)])
+    assert snapshot[0] == snapshot.allocations[0]
+    assert snapshot[-2:] == snapshot.allocations[-2:]
+    assert isinstance(snapshot[1:], Records)
+
+
+def test_counters_and_states_are_a_line_where_python_echoes_them() -> None:
+    assert repr(make_stats([])).startswith("<Stats: live 0 B in 0, peak 0 B")
+    for record in (make_stats([]), make_snapshot([make_allocation()]), EMPTY_PEAK, History((), 0)):
+        assert "\n" not in repr(record)
+        assert pickle.loads(pickle.dumps(record)) == record
+
+
 def test_history_is_its_events() -> None:
     """Length and order are those of the events; the dropped ones are a number beside."""
     event = Event("allocate", 1, 1, 0, "numpy", "", SITES[0], 0, 0, 1, 0, 1)
@@ -212,5 +281,5 @@ def test_a_history_says_what_happened_and_shows_the_newest() -> None:
     history = History((freed, *[failure] * 11), 3)
     assert repr(history) == "<History: 11 failure, 1 size_mismatch; 3 older ones dropped>"
     lines = str(history).splitlines()
-    assert lines[:2] == [repr(history), "  ... 2 before these"]
+    assert lines[:2] == [repr(history), "  ... 2 before these; print(history.events) shows all"]
     assert lines[2:] == [f"  {failure}"] * 10

@@ -1,0 +1,204 @@
+"""Records of one thing: a block, a holder, a pool, an event. Each can be a row of a table."""
+
+from typing import Literal, NamedTuple
+
+from rmm_managed_bridge.errors import ConfigError, shown
+from rmm_managed_bridge.units import format_bytes
+
+GroupKey = Literal["framework", "tag", "site", "device", "kind"]
+GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind")
+
+
+class CallSite(NamedTuple):
+    """The first frame outside the bridge and the frameworks; file ``"native"`` where there was none to read."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return self.file if self.line == 0 else f"{self.file}:{self.line}"
+
+
+class Allocation(NamedTuple):
+    """One live block, as it was when the record was read."""
+
+    ptr: int
+    requested_bytes: int
+    framework: str
+    site: CallSite
+    tag: str
+    device: int
+    """CUDA device number; -1 for host memory."""
+    stream: int
+    """Handle of the stream that the block was allocated on; 0 for host order and for the default stream."""
+    thread: int
+    """Native thread id, as :func:`threading.get_native_id` gives it."""
+    time_ns: int
+    """Nanoseconds since the epoch, from a coarse clock (about 4 ms)."""
+    kind: str
+    """``"managed"``, ``"system"``, ``"host"``, or ``"device"`` for an upstream that the bridge cannot place."""
+    serial: int
+    """Tells allocations of this process apart. Rises with time within a thread; threads take numbers in blocks."""
+    resized_count: int
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.requested_bytes)}, {_whose(self)}, {self.kind}"
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of this record in a table."""
+        return {"size": format_bytes(self.requested_bytes), **_provenance(self), "kind": self.kind}
+
+
+class Holder(NamedTuple):
+    """What one (framework, tag, site, device, kind) held."""
+
+    framework: str
+    tag: str
+    site: CallSite
+    device: int
+    kind: str
+    current_bytes: int
+    current_count: int
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.current_bytes)} in {self.current_count}, {_whose(self)}, {self.kind}"
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of this record in a table."""
+        size = {"size": format_bytes(self.current_bytes), "count": str(self.current_count)}
+        return {**size, **_provenance(self), "kind": self.kind}
+
+
+class Usage(NamedTuple):
+    """Counters of one holder, or of the sum over several."""
+
+    current_bytes: int
+    current_count: int
+    peak_bytes: int
+    """Highest `current_bytes` of this holder over all threads; for a sum of holders, an upper bound of the true peak.
+
+    Exact for one thread, and for blocks of 1 MiB and more; with several threads off by up to 256 KiB."""
+    total_bytes: int
+    total_count: int
+
+    def __str__(self) -> str:
+        return (
+            f"{format_bytes(self.current_bytes)} live in {self.current_count}, "
+            f"own peak {format_bytes(self.peak_bytes)}, total {format_bytes(self.total_bytes)} in {self.total_count}"
+        )
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of this record in a table."""
+        return {
+            "live": format_bytes(self.current_bytes),
+            "count": str(self.current_count),
+            "own peak": format_bytes(self.peak_bytes),
+            "total": format_bytes(self.total_bytes),
+            "total count": str(self.total_count),
+        }
+
+
+class Generation(NamedTuple):
+    """One pool that was attached to one device, current or retired."""
+
+    number: int
+    device: int
+    kind: str
+    current: bool
+    current_bytes: int
+    current_count: int
+    reserved_bytes: int
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of this record in a table."""
+        return {
+            "pool": str(self.number),
+            "device": device_name(self.device),
+            "kind": self.kind,
+            "state": "current" if self.current else "retired",
+            "live": format_bytes(self.current_bytes),
+            "count": str(self.current_count),
+            "reserved": format_bytes(self.reserved_bytes),
+        }
+
+
+class Hugepages(NamedTuple):
+    """What was advised about huge pages."""
+
+    mode: str
+    """What `install` was told, by its `hugepages` or its `hints`; ``"never"`` while nothing is installed."""
+    advised_bytes: int
+    """How much memory of the pools carries the advice now, live blocks and free ones together."""
+    call_count: int
+    """Calls of ``madvise`` so far, also those that ended advice."""
+    failure_count: int
+    """Those of them that failed. Nothing follows from a failure but that the advice is not there."""
+
+
+NOTHING_ADVISED = Hugepages("never", 0, 0, 0)
+
+
+def require_key(key: object) -> None:
+    """Refuse what records are not grouped by, also where there is none to group."""
+    if not isinstance(key, str) or key not in GROUP_KEYS:
+        raise ConfigError(f"cannot group by {shown(key)}; use one of {', '.join(GROUP_KEYS)}")
+
+
+def group_value(record: Allocation | Holder, key: GroupKey) -> str:
+    """Return what `record` is grouped under for `key`, as text."""
+    require_key(key)
+    if key == "device":
+        return device_name(record.device)
+    return str(getattr(record, key))
+
+
+class Event(NamedTuple):
+    """One thing that happened to memory, from the bounded history."""
+
+    action: str
+    """``"allocate"``, ``"deallocate"``, ``"resize"``, ``"failure"``, ``"foreign_free"``, ``"size_mismatch"`` or
+    ``"damage"``."""
+    ptr: int
+    requested_bytes: int
+    stated_bytes: int
+    """What the caller of a free said the size was; 0 where it said nothing."""
+    framework: str
+    tag: str
+    site: CallSite
+    device: int
+    stream: int
+    thread: int
+    time_ns: int
+    serial: int
+
+    def __str__(self) -> str:
+        stated = f" (freed as {self.stated_bytes} bytes)" if self.stated_bytes not in (0, self.requested_bytes) else ""
+        where = f" at {self.ptr:#x}" if self.ptr else ""
+        return f"{self.action} of {format_bytes(self.requested_bytes)}{stated}{where}, {_whose(self)}"
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of this record in a table."""
+        size = format_bytes(self.requested_bytes)
+        if self.stated_bytes not in (0, self.requested_bytes):
+            size += f" (freed as {self.stated_bytes} bytes)"
+        return {"what": self.action, "size": size, "address": f"{self.ptr:#x}" if self.ptr else "", **_provenance(self)}
+
+
+def device_name(device: int) -> str:
+    """Return ``"cuda:0"`` and the like, or ``"host"`` for -1."""
+    return "host" if device < 0 else f"cuda:{device}"
+
+
+def _whose(record: Allocation | Holder | Event) -> str:
+    tag = f', tag "{record.tag}"' if record.tag else ""
+    return f"{record.framework}{tag}, {record.site}, {device_name(record.device)}"
+
+
+def _provenance(record: Allocation | Holder | Event) -> dict[str, str]:
+    return {
+        "framework": record.framework,
+        "tag": record.tag,
+        "site": str(record.site),
+        "device": device_name(record.device),
+    }
