@@ -1,12 +1,14 @@
 """Names for what is allocated inside a block of code, with limits and hints."""
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge._native.recorded import RECORD_IT
 from rmm_managed_bridge.config import Hints
+from rmm_managed_bridge.decorating import FunctionT, decorated
 from rmm_managed_bridge.errors import ConfigError, shown, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.units import format_bytes, parse_bytes
@@ -15,7 +17,11 @@ _LONGEST_TAG = 200
 
 
 class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
-    """Name what is allocated inside the block.
+    """Name what is allocated inside the block, or inside a function.
+
+    ``with bridge.tag("load"):`` is for a block, ``@bridge.tag("load")`` for every call of a function, also of a
+    coroutine function, a generator or an asynchronous generator: what runs between the steps of those is not tagged,
+    as it would be by a ``with`` around a ``yield``. They are inside the tag that is current when they begin.
 
     Tags nest: ``"a"`` and inside it ``"b"`` give ``"a/b"``. Each thread and each asyncio task has its own, with the
     rules of `contextvars`: a task inherits the tag it was made under, a new thread starts without one (on Python 3.14
@@ -39,6 +45,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     __slots__ = ("_hints", "_limit_bytes", "_name")
 
     def __init__(self, name: str, limit: int | str | None = None, *, hints: Hints | str | None = None) -> None:
+        if callable(name):
+            raise ConfigError('write @tag("load"), with a name')
         if not isinstance(name, str) or not name or len(name) > _LONGEST_TAG:
             order = "" if isinstance(name, str) else "; the name comes first, tag(name, limit)"
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {shown(name)}{order}")
@@ -46,15 +54,23 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
         self._hints = None if hints is None else policy.placement_hints(hints)
 
+    def __call__(self, function: FunctionT) -> FunctionT:
+        """Decorate a function."""
+        return decorated(function, self, lambda: _Inside(self._enter()), "tag")
+
     # What to go back to is kept with the tag's number, not here: tasks and threads may share one object.
     def __enter__(self) -> Self:
+        native_process.tag_variable.set(self._enter())
+        return self
+
+    def _enter(self) -> int:
+        """Return the number of this tag inside the current one."""
         if self._limit_bytes is not None and _nothing_is_recorded():
             warn_user(f"the limit of {self!r} limits nothing: {RECORD_IT}")
         number = native_process.nested_tag(native_process.tag_variable.get(), self._name, self._limit_bytes)
         if self._hints is not None:
             policy.set_of_tag(native_process.tag_name(number), self._hints)
-        native_process.tag_variable.set(number)
-        return self
+        return int(number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -64,6 +80,23 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     def __repr__(self) -> str:
         limit = "" if self._limit_bytes is None else f", limit={format_bytes(self._limit_bytes)!r}"
         return f"tag({self._name!r}{limit})"
+
+
+class _Inside:
+    """The tag of one call that runs in steps, between which its caller's context has what it had."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Run one step. What it leaves set, by a ``with`` of its own that goes on, is there again in the next."""
+        outside = native_process.tag_variable.get()
+        native_process.tag_variable.set(self._number)
+        try:
+            return step(*args)
+        finally:
+            self._number = native_process.tag_variable.get()
+            native_process.tag_variable.set(outside)
 
 
 def _nothing_is_recorded() -> bool:

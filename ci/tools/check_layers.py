@@ -12,7 +12,7 @@ PACKAGE = "rmm_managed_bridge"
 FRAMEWORKS = frozenset({"cupy", "cupy_backends", "cupyx", "torch", "warp"})
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("environment", "units"),
+    ("decorating", "environment", "units"),
     ("records",),
     ("_native",),
     ("frameworks",),

@@ -1,18 +1,15 @@
 """`numpy_allocator`: NumPy on the bridge's memory for a ``with`` block, or for the calls of one function."""
 
 import contextvars
-import functools
-import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self
 
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE
+from rmm_managed_bridge.decorating import FunctionT, decorated
 from rmm_managed_bridge.errors import ConfigError, InstallError, shown
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_allocator():`
@@ -62,69 +59,9 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
     def __repr__(self) -> str:
         return f"numpy_allocator({'' if self._kind is None else repr(self._kind)})"
 
-    def __call__(self, function: _Function) -> _Function:
+    def __call__(self, function: FunctionT) -> FunctionT:
         """Decorate a function."""
-        if not callable(function) or isinstance(function, type | staticmethod):
-            raise ConfigError(
-                f"numpy_allocator decorates functions, not {shown(function)}: put it below @staticmethod, @classmethod "
-                "and @property, and on the methods of a class"
-            )
-        wrap = self._plain
-        is_function = inspect.isroutine(function) or isinstance(function, functools.partial)
-        body: Callable[..., Any] = function if is_function else type(function).__call__
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(body):
-            wrap = self._coroutine
-        elif inspect.isasyncgenfunction(body):
-            wrap = self._asynchronous_generator
-        elif inspect.isgeneratorfunction(body):
-            wrap = self._generator
-        return cast(_Function, wrap(function))
-
-    def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return call
-
-    # The pool is looked for before there is a coroutine: one that is never awaited is a warning.
-    def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            inside = _Inside(self._kind)
-            return await _Awaited(inside, function(*args, **kwargs))
-
-        return call
-
-    def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            inside = _Inside(self._kind)
-            return (yield from _Steps(inside, function(*args, **kwargs)))
-
-        return call
-
-    def _asynchronous_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            inside = _Inside(self._kind)
-            theirs = function(*args, **kwargs)
-            step = theirs.asend(None)
-            while True:
-                try:
-                    item = await _Awaited(inside, step)
-                except StopAsyncIteration:
-                    return
-                try:
-                    step = theirs.asend((yield item))
-                except GeneratorExit:
-                    await _Awaited(inside, theirs.aclose())
-                    raise
-                except BaseException as error:
-                    step = theirs.athrow(error)
-
-        return call
+        return decorated(function, self, lambda: _Inside(self._kind), "numpy_allocator")
 
 
 class _Inside:
@@ -144,32 +81,6 @@ class _Inside:
             self._handler = numpy_handler.set_current(outside)
             self._outer = _outer_handlers.get()
             _outer_handlers.reset(outer)
-
-
-class _Steps(Generator[Any, Any, Any]):
-    """A generator, or what an awaitable is driven by, each step of which runs inside."""
-
-    def __init__(self, inside: _Inside, theirs: Any) -> None:
-        self._inside, self._theirs = inside, theirs
-
-    def send(self, value: Any) -> Any:
-        return self._inside.run(self._theirs.send, value)
-
-    def throw(self, error: Any, *deprecated: Any) -> Any:
-        return self._inside.run(self._theirs.throw, error, *deprecated)
-
-    def close(self) -> None:
-        self._inside.run(self._theirs.close)
-
-
-class _Awaited:
-    """An awaitable, each step of which runs inside."""
-
-    def __init__(self, inside: _Inside, theirs: Any) -> None:
-        self._inside, self._theirs = inside, theirs
-
-    def __await__(self) -> _Steps:
-        return _Steps(self._inside, self._theirs.__await__())
 
 
 _outer_handlers: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(

@@ -89,11 +89,19 @@ async def decorated_coroutine(count: int) -> str:
     return str(count)
 
 
+@bridge.tag("load", limit="1GiB")
+def tagged(count: int) -> str:
+    """A tagged function keeps its type."""
+    return str(count)
+
+
 async def calls() -> None:
     """Arguments and results are checked as before."""
     assert_type(decorated(1), str)
     assert_type(await decorated_coroutine(1), str)
     decorated("1")  # type: ignore[arg-type]
+    assert_type(tagged(1), str)
+    tagged("1")  # type: ignore[arg-type]
 
 
 def hints(x: object) -> None:
