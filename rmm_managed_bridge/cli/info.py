@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import platform
 import re
 from importlib import metadata
@@ -27,9 +28,13 @@ _DISTRIBUTIONS = {
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(as_json: bool) -> None:
-    """Show versions, the driver, the backend that `auto` picks here, and what is hooked."""
+    """Show versions, the driver, what `auto` picks here, and settings.
+
+    Settings are the variables RMM_BRIDGE_* as `install` would read them: exit code 2 if it could not.
+    """
     import rmm_managed_bridge as bridge
     from rmm_managed_bridge.cli.info_driver import describe_driver
+    from rmm_managed_bridge.environment import settings_in
     from rmm_managed_bridge.machine import host_memory
 
     versions: dict[str, str | None] = {"Python": platform.python_version(), **installed_versions()}
@@ -37,6 +42,8 @@ def info(as_json: bool) -> None:
     backend, reason = bridge.detect_backend()
     status = bridge.status()
     memory = host_memory()
+    settings = settings_in(os.environ)
+    wrong = _check_settings()
     if as_json:
         plain = _plain(status)
         plain["generations"] = plain["pools"]  # the old name, for one release: JSON has no place for a warning
@@ -47,8 +54,11 @@ def info(as_json: bool) -> None:
             "driver": dataclasses.asdict(driver),
             "auto": {"backend": backend, "reason": reason},
             "status": plain,
+            "settings": settings,
         }
         click.echo(json.dumps(facts, indent=2))
+        if wrong is not None:
+            raise click.UsageError(wrong)
         return
 
     from rmm_managed_bridge.cli.console import make_console
@@ -66,7 +76,32 @@ def info(as_json: bool) -> None:
     }
     _print_pairs(console, machine)
     console.print()
-    console.print(status_table(status))
+    if settings:
+        _print_pairs(console, settings)
+    else:
+        console.print("no RMM_BRIDGE_* variable is set: install() takes its defaults")
+    if status.installed:  # a program may call this after its own install(); the command by itself never has
+        console.print()
+        console.print(status_table(status))
+    if wrong is not None:
+        raise click.UsageError(wrong)
+
+
+def _check_settings() -> str | None:
+    """Return what is wrong with the variables of the bridge, in the words of `install`."""
+    import warnings
+
+    from rmm_managed_bridge.config import read_config
+    from rmm_managed_bridge.errors import BridgeError, BridgeWarning
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            read_config()
+        except BridgeError as error:
+            return str(error)
+    unknown = [str(each.message) for each in said if issubclass(each.category, BridgeWarning)]
+    return "; ".join(unknown) or None
 
 
 def installed_versions() -> dict[str, str | None]:

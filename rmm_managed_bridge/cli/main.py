@@ -14,7 +14,24 @@ FAILED = 1
 INTERRUPTED = 130
 
 
+def _print_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from rmm_managed_bridge import __version__
+
+    click.echo(f"rmm-bridge {__version__}")
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def rmm_bridge() -> None:
     """One RMM managed-memory pool behind NumPy, CuPy and Warp, that knows who allocated every byte."""
 

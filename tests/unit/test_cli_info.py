@@ -111,3 +111,55 @@ def test_driver_that_does_not_start_is_an_answer(monkeypatch: pytest.MonkeyPatch
     facts = describe_driver("libcuda.so.1")
     assert not facts.available
     assert "CUDA_ERROR_INVENTED" in facts.summary
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = Status(False, None, "", (), {}, None, "sites")
+    monkeypatch.setattr(bridge, "status", lambda: status, raising=False)
+
+
+def test_without_a_bridge_there_is_no_table_about_it(not_installed: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert "no RMM_BRIDGE_* variable is set" in text
+    assert "hooked" not in text
+    assert "numpy scope" not in text
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_settings_of_the_environment_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    monkeypatch.setenv("RMM_BRIDGE_BACKEND", "host")
+    monkeypatch.setenv("RMM_BRIDGE_MAXIMUM_POOL_SIZE", "2G")
+    assert main(["info", *options]) == 0
+    text = capsys.readouterr().out
+    assert "RMM_BRIDGE_BACKEND" in text
+    if options:
+        settings = {"RMM_BRIDGE_BACKEND": "host", "RMM_BRIDGE_MAXIMUM_POOL_SIZE": "2G"}
+        assert json.loads(text)["settings"] == settings
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RMM_BRIDGE_BACKEND", "gpu", "RMM_BRIDGE_BACKEND='gpu' is not one of"),
+        ("RMM_BRIDGE_BACKND", "host", "did you mean RMM_BRIDGE_BACKEND?"),
+        ("RMM_BRIDGE_FRAMEWORKS", "numpie", "'numpie' is not a framework"),
+    ],
+)
+def test_settings_that_install_would_refuse_are_misuse(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    name: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(["info", *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert name in captured.out, "the rest is shown all the same"

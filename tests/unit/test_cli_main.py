@@ -94,3 +94,10 @@ def test_help_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    import rmm_managed_bridge as bridge
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rmm-bridge {bridge.__version__}\n"
