@@ -168,7 +168,7 @@ def install(
 ) -> Bridge:
     """Put one pool behind the frameworks.
 
-    Every argument may also be given as ``RMM_BRIDGE_<NAME>`` in the environment; the argument wins.
+    Every argument but `on_oom` may also be given as ``RMM_BRIDGE_<NAME>`` in the environment; the argument wins.
 
     Parameters
     ----------
