@@ -241,6 +241,7 @@ def test_the_numpy_allocator_alone_says_what_it_needs(kind: str | None) -> None:
 ARRAY = np.ones(1000)
 
 
+@pytest.mark.behaviour("U2")
 @pytest.mark.parametrize(
     "call",
     [

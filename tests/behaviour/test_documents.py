@@ -9,6 +9,8 @@ from helpers.programs import run_python, silent_stderr
 HERE = [block for block in BLOCKS if not block.needs]
 PROGRAM = blocks_of("README.md")[0]
 
+pytestmark = pytest.mark.behaviour("U4")
+
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_every_block_is_python(block: Block) -> None:

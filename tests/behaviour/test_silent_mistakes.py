@@ -11,6 +11,8 @@ import rmm_managed_bridge as bridge
 
 HERE = Path(__file__).name
 
+pytestmark = pytest.mark.behaviour("U1")
+
 
 def test_a_misspelt_variable_is_told_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMM_BRIDGE_BACKND", "host")
@@ -129,6 +131,7 @@ def test_hints_are_checked_on_host_as_elsewhere() -> None:
         del x
 
 
+@pytest.mark.behaviour("U2")
 def test_arguments_in_the_wrong_order_are_told_without_their_elements() -> None:
     x = np.ones(1000)
     for wrong, first in (

@@ -9,6 +9,8 @@ from helpers.programs import run_on_gpu
 
 README = blocks_of("README.md")[0]
 
+pytestmark = pytest.mark.behaviour("U4")
+
 
 @pytest.mark.parametrize(
     "block",

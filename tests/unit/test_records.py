@@ -190,6 +190,7 @@ def test_compare_counts_the_growth_of_a_resized_block(old_bytes: int, new_bytes:
     assert after.compare(before).current_bytes == new_bytes - old_bytes
 
 
+@pytest.mark.behaviour("U3")
 @given(snapshots)
 def test_snapshot_text_accounts_for_every_allocation(snapshot: Snapshot) -> None:
     """The largest ten lines of the program are there, and the rest is counted, not dropped in silence."""
@@ -202,6 +203,7 @@ def test_snapshot_text_accounts_for_every_allocation(snapshot: Snapshot) -> None
     assert (f"and {more} more line" in text) == (more > 0)
 
 
+@pytest.mark.behaviour("U3")
 def test_difference_text_sums_by_line() -> None:
     """A leak of twenty blocks of one line is one row; what was resized counts with its growth."""
     many = [make_allocation(serial) for serial in range(1, 21)]

@@ -47,6 +47,7 @@ def test_records_are_a_tuple_and_so_are_their_slices(records: Records[Holder], p
     assert isinstance(copy.deepcopy(records), Records)
 
 
+@pytest.mark.behaviour("U3")
 @given(held)
 def test_print_shows_all_and_an_echo_says_what_it_leaves_out(records: Records[Holder]) -> None:
     heads = 1 if records else 0
