@@ -31,6 +31,7 @@ def life() -> None:
     assert_type(installed.devices, tuple[int, ...])
     assert_type(installed.resources, dict[int, ManagedBridgeResource])
     assert_type(bridge.status(), bridge.Status)
+    assert_type(bridge.status().notes, tuple[str, ...])
     assert_type(bridge.detect_backend(), tuple[str, str])
 
 
@@ -62,6 +63,7 @@ def records(x: object) -> None:
     as_dict: dict[str, int] = snapshot.by("tag")
     assert_type(as_dict["load"], int)
     assert_type(snapshot.compare(snapshot), SnapshotDifference)
+    assert_type(snapshot.compare(snapshot).top(), Records[Holder])
     snapshot.by("colour")  # type: ignore[arg-type]
     assert_type(bridge.stats().by("framework"), Groups[Usage])
     assert_type(bridge.stats().pools, tuple[Generation, ...])
@@ -127,6 +129,8 @@ def views(x: object) -> None:
     assert_type(bridge.owns(array), bool)
     assert_type(bridge.as_dlpack(array).__dlpack_device__(), tuple[int, int])
     np.from_dlpack(bridge.as_dlpack(array))
+    assert_type(bridge.as_dlpack(array).__array__(), np.ndarray[Any, Any])
+    np.asarray(bridge.as_dlpack(array))
     bridge.record_stream(array, 0)
 
 
