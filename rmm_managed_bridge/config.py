@@ -236,9 +236,15 @@ def read_config(
             raise ConfigError(f"{source}={shown(found)} is not one of {', '.join(map(repr, choices))}")
         return found
 
-    def size(name: str, value: object) -> int | None:
+    def size(name: str, value: object, least: int = 0) -> int | None:
         found, source = given(name, value)
-        return None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
+        size_bytes = None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
+        if size_bytes is not None and size_bytes < least:
+            raise ConfigError(
+                f"{source}={shown(found)} is less than a pool can work with; write {format_bytes(least)} or more, or "
+                "leave it out for no limit of its own"
+            )
+        return size_bytes
 
     def size_or_fraction(name: str, value: object) -> int | float | None:
         found, source = given(name, value)
@@ -257,7 +263,7 @@ def read_config(
         backend=choice("backend", backend, BACKENDS, "auto"),
         frameworks=_read_frameworks(*given("frameworks", frameworks)),
         initial_pool_size=size("initial_pool_size", initial_pool_size),
-        maximum_pool_size=size("maximum_pool_size", maximum_pool_size),
+        maximum_pool_size=size("maximum_pool_size", maximum_pool_size, _LEAST_POOL_BYTES),
         maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
         release_threshold=size_or_fraction("release_threshold", release_threshold),
         retain=choice("retain", retain, RETAINS, "budget"),
@@ -281,11 +287,6 @@ def read_config(
 
 def _require_sizes(config: BridgeConfig) -> None:
     first, most = config.initial_pool_size, config.maximum_pool_size
-    if most is not None and most < _LEAST_POOL_BYTES:
-        raise ConfigError(
-            f"maximum_pool_size={most} is less than a pool can work with; write {format_bytes(_LEAST_POOL_BYTES)} or "
-            "more, or leave it out for no limit of its own"
-        )
     if first is not None and most is not None and first > most:
         raise ConfigError(
             f"initial_pool_size ({format_bytes(first)}) is more than maximum_pool_size ({format_bytes(most)}); write "

@@ -51,7 +51,7 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
             order = "" if isinstance(name, str) else "; the name comes first, tag(name, limit)"
             raise ConfigError(f"a tag is text of 1 to {_LONGEST_TAG} characters, not {shown(name)}{order}")
         self._name = name
-        self._limit_bytes = None if limit is None else parse_bytes(limit, "limit")
+        self._limit_bytes = None if limit is None else _limit_bytes(name, limit)
         self._hints = None if hints is None else policy.placement_hints(hints)
 
     def __call__(self, function: FunctionT) -> FunctionT:
@@ -80,6 +80,17 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     def __repr__(self) -> str:
         limit = "" if self._limit_bytes is None else f", limit={format_bytes(self._limit_bytes)!r}"
         return f"tag({self._name!r}{limit})"
+
+
+def _limit_bytes(name: str, limit: int | str) -> int:
+    try:
+        return parse_bytes(limit, "limit")
+    except ConfigError as error:
+        try:
+            parse_bytes(name)
+        except ConfigError:
+            raise error from None
+        raise ConfigError(f"{error}; the name comes first, tag(name, limit)") from None
 
 
 class _Inside:

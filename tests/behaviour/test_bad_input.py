@@ -74,7 +74,14 @@ def test_install_refuses(arguments: dict[str, Any], error: type[Exception], mess
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("BACKEND", "gpu"), ("FRAMEWORKS", "numpie"), ("MAXIMUM_POOL_SIZE", "2 gigs"), ("TRACK", "1"), ("DEVICES", "x")],
+    [
+        ("BACKEND", "gpu"),
+        ("FRAMEWORKS", "numpie"),
+        ("MAXIMUM_POOL_SIZE", "2 gigs"),
+        ("MAXIMUM_POOL_SIZE", "1 KiB"),
+        ("TRACK", "1"),
+        ("DEVICES", "x"),
+    ],
 )
 def test_the_message_names_the_variable_it_came_from(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str

@@ -48,6 +48,8 @@ def test_no_error_holds_the_elements_of_an_array(call: Any) -> None:
         (lambda: bridge.snapshot().by("colour"), bridge.ConfigError, "cannot group by 'colour'"),
         (lambda: bridge.as_numpy(3), bridge.ViewError, "3 is an address"),
         (lambda: bridge.allocation_of(memoryview(b"abc")), bridge.ViewError, r"numpy\.asarray\(x\)"),
+        (lambda: bridge.tag("2GiB", "load"), bridge.ConfigError, r"limit='load' is not a size.*name comes first"),
+        (lambda: bridge.tag("a", "load"), bridge.ConfigError, r"limit='load' is not a size; write [^;]*$"),
         (lambda: bridge.tag(100, "load"), bridge.ConfigError, r"name comes first, tag\(name, limit\)"),
     ],
 )
