@@ -211,13 +211,14 @@ def read_config(
         Of variables that begin as the bridge's do and stand for no argument.
     """
     stated: set[str] = set()
-    asked: set[str] = set()
+    sources: dict[str, str] = {}
 
     def given(name: str, value: object) -> tuple[object, str]:
-        asked.add(name)
         variable = PREFIX + name.upper()
+        sources[name] = name
         if value is None and environment.get(variable, "") != "":
             stated.add(name)
+            sources[name] = variable
             return environment[variable], variable
         if value is not None:
             stated.add(name)
@@ -279,18 +280,19 @@ def read_config(
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
-    _require_sizes(config)
-    if complaints := unknown_in(environment, asked):
+    _require_sizes(config, sources)
+    if complaints := unknown_in(environment, sources):
         warn_user("; ".join(complaints))
     return config
 
 
-def _require_sizes(config: BridgeConfig) -> None:
+def _require_sizes(config: BridgeConfig, sources: Mapping[str, str]) -> None:
     first, most = config.initial_pool_size, config.maximum_pool_size
     if first is not None and most is not None and first > most:
+        first_from, most_from = sources["initial_pool_size"], sources["maximum_pool_size"]
         raise ConfigError(
-            f"initial_pool_size ({format_bytes(first)}) is more than maximum_pool_size ({format_bytes(most)}); write "
-            "the larger one as maximum_pool_size"
+            f"{first_from} ({format_bytes(first)}) is more than {most_from} ({format_bytes(most)}); make the "
+            "first smaller, or the maximum larger"
         )
 
 

@@ -87,3 +87,9 @@ def test_a_second_install_repeats_what_was_typed() -> None:
             bridge.install(maximum_pool_size="2GiB")
         with pytest.raises(bridge.InstallError, match=r"hints='device from 1.00 MiB' \(is 'none'\)"):
             bridge.install(hints="device")
+
+
+def test_a_first_size_above_the_largest_names_where_each_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMM_BRIDGE_MAXIMUM_POOL_SIZE", "1MiB")
+    with pytest.raises(bridge.ConfigError, match=r"initial_pool_size .* is more than RMM_BRIDGE_MAXIMUM_POOL_SIZE"):
+        bridge.install("host", initial_pool_size="2MiB")
