@@ -12,7 +12,7 @@ PACKAGE = "rmm_managed_bridge"
 FRAMEWORKS = frozenset({"cupy", "cupy_backends", "cupyx", "torch", "warp"})
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("decorating", "environment", "units"),
+    ("decorating", "units"),
     ("records",),
     ("_native",),
     ("frameworks",),

@@ -34,7 +34,7 @@ def info(as_json: bool) -> None:
     """
     import rmm_managed_bridge as bridge
     from rmm_managed_bridge.cli.info_driver import describe_driver
-    from rmm_managed_bridge.environment import settings_in
+    from rmm_managed_bridge.config.environment import settings_in
     from rmm_managed_bridge.machine import host_memory
 
     versions: dict[str, str | None] = {"Python": platform.python_version(), **installed_versions()}

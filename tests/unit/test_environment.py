@@ -5,7 +5,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmm_managed_bridge.environment import PREFIX, settings_in, unknown_in
+from rmm_managed_bridge.config.environment import PREFIX, settings_in, unknown_in
 
 ARGUMENTS = ("backend", "frameworks", "maximum_pool_size", "initial_pool_size", "track", "pool")
 names = st.text(string.ascii_uppercase + "_", min_size=1, max_size=20).map(lambda tail: PREFIX + tail)

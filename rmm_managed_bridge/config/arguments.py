@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from rmm_managed_bridge._native import pressure
-from rmm_managed_bridge.environment import PREFIX, unknown_in
+from rmm_managed_bridge.config.environment import PREFIX, unknown_in
 from rmm_managed_bridge.errors import ConfigError, FrameworkError, shown, warn_renamed, warn_user
 from rmm_managed_bridge.frameworks.registry import HOOKED
 from rmm_managed_bridge.units import format_bytes, parse_bytes, parse_bytes_or_fraction
