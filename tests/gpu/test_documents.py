@@ -21,4 +21,7 @@ pytestmark = pytest.mark.behaviour("U4")
     ],
 )
 def test_blocks_run_on_a_gpu(block: Block, tmp_path: Path) -> None:
-    run_on_gpu(f"import os\nos.chdir({os.fspath(tmp_path)!r})\n{block.program}")
+    # In a file, where Warp looks for the source of a kernel.
+    program = tmp_path / "block.py"
+    program.write_text(block.program, encoding="utf-8")
+    run_on_gpu(f"import os, runpy\nos.chdir({os.fspath(tmp_path)!r})\nrunpy.run_path({os.fspath(program)!r})")
