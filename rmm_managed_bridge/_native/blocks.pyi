@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, Self, final
 
 import numpy as np
 
@@ -16,8 +16,9 @@ class Block:
     kind: Final[str]
     device: Final[int]
     borrowed: Final[bool]
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
 
-class CurrentStream(Protocol):
+class _CurrentStream(Protocol):
     @property
     def handle(self) -> Callable[[int], int]: ...
     @property
@@ -51,14 +52,14 @@ class KnownArray:
 @final
 class Loan:
     source: Final[Any]
-    def __init__(
-        self,
+    def __new__(
+        cls,
         source: object,
         ptr: int,
         device: int,
-        current: CurrentStream | None,
+        current: _CurrentStream | None,
         hold: Callable[[int, Any], None] | None,
-    ) -> None: ...
+    ) -> Self: ...
 
 def find(address: int) -> Block | None: ...
 def block_of(address: int) -> tuple[int, int] | None: ...
