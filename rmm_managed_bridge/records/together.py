@@ -179,7 +179,8 @@ class SnapshotDifference:
 
     def __repr__(self) -> str:
         counts = f"{len(self.added)} added, {len(self.freed)} freed, {len(self.resized)} resized"
-        return f"<{format_bytes(self.current_bytes)} more: {counts}>"
+        change = "less" if self.current_bytes < 0 else "more"
+        return f"<{format_bytes(abs(self.current_bytes))} {change}: {counts}>"
 
     def __str__(self) -> str:
         changed = [holder for holder in self.holders if holder.current_bytes or holder.current_count]

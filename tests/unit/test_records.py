@@ -212,6 +212,8 @@ def test_difference_text_sums_by_line() -> None:
     difference = make_snapshot([*many, resized[1]]).compare(make_snapshot([gone, resized[0]]))
     lines = str(difference).splitlines()
     assert lines[0] == "<321 MiB more: 20 added, 1 freed, 1 resized>"
+    back = make_snapshot([gone, resized[0]]).compare(make_snapshot([*many, resized[1]]))
+    assert repr(back) == "<321 MiB less: 1 added, 20 freed, 1 resized>"
     assert [line.split()[:3] for line in lines[2:]] == [
         ["320", "MiB", "20"],
         ["2.00", "MiB", "0"],
