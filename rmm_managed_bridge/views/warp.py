@@ -61,14 +61,17 @@ def as_warp(x: Any) -> "warp.array[Any]":
     else:
         device = require_device(array).device
         where, loan = device_object(device), lend_to(array, device, WARP)
-    view = warp.array(
-        ptr=array.ptr,
-        dtype=warp_dtype,
-        shape=array.shape,
-        strides=array.strides,
-        capacity=None if array.strides is None else array.size_bytes,
-        device=where,
-    )
+    if array.strides is None:
+        view = warp.array(ptr=array.ptr, dtype=warp_dtype, shape=array.shape, device=where)
+    else:
+        view = warp.array(
+            ptr=array.ptr,
+            dtype=warp_dtype,
+            shape=array.shape,
+            strides=array.strides,
+            capacity=array.size_bytes,
+            device=where,
+        )
     # Not as its deleter, which Warp calls in the device's context: that takes longer than all else here. What Warp
     # makes from the view keeps the view.
     view._bridge_loan = loan
