@@ -83,9 +83,7 @@ def require_plain(array: KnownArray, consumer: str) -> None:
 
 def require_device(array: KnownArray) -> Block:
     """Return the block that all of the array lies in, if a device reaches it."""
-    block = array.block
-    if block is None or not array.within:
-        raise ViewError(not_ours(array.source))
+    block = require_ours(array)
     if block.kind not in DEVICE_ACCESSIBLE or block.device < 0:
         raise ViewError(
             f"this {type(array.source).__name__} lies in {block.kind} memory, which no device reaches; call "

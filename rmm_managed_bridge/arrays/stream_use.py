@@ -16,28 +16,14 @@ def lend(array: KnownArray, device: int, current: CurrentStream) -> tuple[Loan, 
 
     Return what the view must keep, and the handle of the stream.
     """
-    handle = current.handle(device)
-    used = _stream_in_use(array)
-    used_handle = None if used is None else used.handle(device)
-    if not blocks.hand_over(array.ptr, used_handle, blocks.STREAM, handle):
-        if used is not None:
-            hold(array.ptr, used.object(device))
-        hold(array.ptr, current.object(device))
-        blocks.hand_over(array.ptr, used_handle, blocks.STREAM, handle, any_stream=True)
+    handle = _hand_over(array.ptr, _stream_in_use(array), device, blocks.STREAM, current)
     return Loan(array.source, array.ptr, device, current, hold), handle
 
 
 def bring_home(array: KnownArray) -> None:
     """Wait for the work on the block, that of the framework's current stream included. Releases the GIL meanwhile."""
-    block = array.block
-    if block is None:
-        return
-    used = _stream_in_use(array)
-    used_handle = None if used is None else used.handle(block.device)
-    if not blocks.hand_over(array.ptr, used_handle, blocks.CPU):
-        if used is not None:
-            hold(array.ptr, used.object(block.device))
-        blocks.hand_over(array.ptr, used_handle, blocks.CPU, any_stream=True)
+    if array.block is not None:
+        _hand_over(array.ptr, _stream_in_use(array), array.block.device, blocks.CPU)
 
 
 def note_use(x: Any, block: blocks.Block | None) -> None:
@@ -46,12 +32,8 @@ def note_use(x: Any, block: blocks.Block | None) -> None:
         return
     hold_own_stream(block)
     used = registry.stream_in_use(x, registry.framework_for(x), block.device)
-    if used is None:
-        return
-    handle = used.handle(block.device)
-    if not blocks.hand_over(block.start, handle, blocks.NOBODY):
-        hold(block.start, used.object(block.device))
-        blocks.hand_over(block.start, handle, blocks.NOBODY, any_stream=True)
+    if used is not None:
+        _hand_over(block.start, used, block.device, blocks.NOBODY)
 
 
 def hold(ptr: int, stream: Any) -> None:
@@ -77,6 +59,18 @@ def hold_own_stream(block: blocks.Block) -> None:
     own = torch.own_streams(allocation.device).get(allocation.stream)
     if own is not None:
         hold(block.start, own)
+
+
+def _hand_over(ptr: int, used: CurrentStream | None, device: int, to: int, user: CurrentStream | None = None) -> int:
+    """See `blocks.hand_over`: streams that the bridge does not hold yet are held first. Return the handle of `user`."""
+    used_handle = None if used is None else used.handle(device)
+    handle = 0 if user is None else user.handle(device)
+    if not blocks.hand_over(ptr, used_handle, to, handle):
+        for current in (used, user):
+            if current is not None:
+                hold(ptr, current.object(device))
+        blocks.hand_over(ptr, used_handle, to, handle, any_stream=True)
+    return handle
 
 
 def _stream_in_use(array: KnownArray) -> CurrentStream | None:

@@ -77,15 +77,14 @@ class Stats:
 
     def __str__(self) -> str:
         if self.track == "off":
-            return (
-                "live, peak and total not recorded (track='off'), "
-                f"reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
-                f"quarantined {format_bytes(self.quarantined_bytes)})"
+            recorded = "live, peak and total not recorded (track='off')"
+        else:
+            recorded = (
+                f"live {format_bytes(self.current_bytes)} in {self.current_count}, "
+                f"peak {format_bytes(self.peak_bytes)}, total {format_bytes(self.total_bytes)} in {self.total_count}"
             )
         return (
-            f"live {format_bytes(self.current_bytes)} in {self.current_count}, peak {format_bytes(self.peak_bytes)}, "
-            f"total {format_bytes(self.total_bytes)} in {self.total_count}, "
-            f"reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
+            f"{recorded}, reserved {format_bytes(self.reserved_bytes)} (cached {format_bytes(self.cached_bytes)}, "
             f"quarantined {format_bytes(self.quarantined_bytes)})"
         )
 
