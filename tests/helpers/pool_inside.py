@@ -48,16 +48,19 @@ class Choices(random.Random):
     def action(self, names: list[str]) -> tuple[str, int, int]:
         return self.choice(names), self.pick(), self.pick()
 
-    def meanwhile(self) -> list[tuple[str, int, int]]:
-        return [self.action(NAMES) for _ in range(self.choice([1, 1, 2, 2, 3, 4]))]
+    def meanwhile(self, names: list[str]) -> list[tuple[str, int, int]]:
+        return [self.action(names) for _ in range(self.choice([1, 1, 2, 2, 3, 4]))]
 
 
 def overlapping(names: list[str]) -> Callable[..., None]:
     """Return a rule: one of these actions, others inside of it, and then some want the memory."""
 
     def run(self: "InsideMachine", seed: int) -> None:
-        self.overlap(names, Choices(seed))
+        choices = Choices(seed)
+        for _ in range(3):
+            self.overlap(names, choices)
 
+    run.__name__ = "overlap_" + names[0].replace(" ", "_")
     return rule(seed=SEEDS)(run)
 
 
@@ -72,6 +75,7 @@ class InsideMachine(PoolMachine):
         self.skip = 0
         self.near: list[Line] = []  # most is about these, and about blocks of one size
         self.size = 256 * KIB
+        self.names: list[str] = []  # of the actions that happen inside
         self.wrong: list[BaseException] = []
         # Of the call that is made by the program, and of no one that is made inside of it:
         self.thread = 0
@@ -211,6 +215,19 @@ class InsideMachine(PoolMachine):
             self.let_go(blocks[second % len(blocks)], 1, True)
         self.end_capture_of(line)
 
+    def show_and_free_in_capture(self, first: int, second: int) -> None:
+        """A block that others were shown waits for an event, and no capture records one."""
+        line = self.close_line(first, self.may_be_captured)
+        blocks = [each for each in self.live if line is not None and each.line is line and each is not self.kept]
+        if line is None or not blocks:
+            return
+        block = blocks[second % len(blocks)]
+        self.use_on(block, 0)
+        self.show_to(block, second, order=False)
+        if self.begin_inside(first, second) is line:
+            self.let_go(block, 1, True)
+            self.end_capture_of(line)
+
     def end_inside(self, first: int) -> None:
         line = self.line(first, lambda x: x.captured)
         if line is not None:
@@ -290,6 +307,19 @@ class InsideMachine(PoolMachine):
             self.create_stream(0, pick % 4 == 0, pick % 3 == 0)
             self.near = [self.lines[-1], *self.near[:2]]
 
+    def come_anew(self, first: int, second: int) -> None:
+        """What has ended is looked for, and then a stream comes that may get the number of one that is gone."""
+        self.allocate_inside(None, second)
+        if len(self.lines) < 16:
+            self.create_stream(0, first % 4 == 0, first % 2 == 0 and not self.holders_change())
+            line = self.lines[-1]
+            self.near = [line, *self.near[:2]]
+            block = self.allocate(self.size, line, second)
+            if block is not None:
+                self.use_on(block, 0)
+                if second % 2:
+                    self.let_go(block, 1, True)
+
     def free_for_host(self, pick: int) -> None:
         blocks = [each for each in self.live if each.line is None and each is not self.kept]
         if blocks:
@@ -310,31 +340,38 @@ class InsideMachine(PoolMachine):
     fork = synchronize = trim = None
 
     @initialize(
-        room=st.sampled_from([2, 3, 4, 6, EVERYTHING]),  # in blocks
+        room=st.sampled_from([3, 4, 6, 9, EVERYTHING]),  # in blocks
         quarantine=st.sampled_from([EVERYTHING, EVERYTHING, 256 * KIB]),
         size=st.sampled_from([256 * KIB, MIB, 3 * MIB, 3 * MIB]),
         near=st.tuples(PICK, PICK, PICK),
+        seed=SEEDS,
     )
-    def start(self, room: int, quarantine: int, size: int, near: tuple[int, int, int]) -> None:
+    def start(self, room: int, quarantine: int, size: int, near: tuple[int, int, int], seed: int) -> None:
         self.fake.set_current(0)
         super().start((min(room * size, EVERYTHING), 4 * MIB), quarantine)
         self.size = size
+        # A fault takes a few actions in turn, which come together more often where there are few others.
+        choices = Choices(seed)
+        self.names = choices.sample(NAMES, choices.choice([4, 8, 16, len(NAMES)]))
         borrowed = [line for line in self.lines if not line.held]
         held = [line for line in self.lines if line.stream in self.benches[0].owners]
         self.near = [borrowed[near[0] % 2], held[near[1] % 2], self.lines[near[2] % len(self.lines)]]
 
     @rule(seed=SEEDS)
     def act(self, seed: int) -> None:
-        for name, first, second in Choices(seed).meanwhile():
+        for name, first, second in Choices(seed).meanwhile(self.names):
             ACTIONS[name](self, first, second)
 
     def give(self, choices: Choices) -> None:
         """A stream uses blocks and frees some of them."""
         line, kept, freed = self.close_line(choices.pick()), choices.randrange(3), choices.randrange(3)
         blocks = [self.allocate(self.size, line, 0) for _ in range(kept + freed)]
+        shown = choices.randrange(2) == 0
         for block in blocks:
             if block is not None:
                 self.use_on(block, 0)
+                if shown:
+                    self.show_to(block, choices.pick(), order=False)
         for block in blocks[kept:]:
             if block is not None:
                 self.let_go(block, 1, True)
@@ -354,7 +391,7 @@ class InsideMachine(PoolMachine):
             give(choices)
         self.function = choices.choice(FUNCTIONS)
         self.skip = choices.randrange(choices.randrange(1, 4 if self.function else 10))
-        self.armed = choices.meanwhile()
+        self.armed = choices.meanwhile(self.names)
         name, first, second = choices.action(names)
         ACTIONS[name](self, first, second)
         if choices.randrange(2) and (line := self.close_line(choices.pick())) is not None:
@@ -393,6 +430,8 @@ ACTIONS |= {
         self.work_inside(first, second),
         self.free_in_capture(first, second),
     ),
+    "use, show, then free in a capture": InsideMachine.show_and_free_in_capture,
+    "come anew": InsideMachine.come_anew,
     "let an idle stream go, and drop it": lambda self, first, second: self.let_go_idle(first),
     "adopt, use and free": InsideMachine.adopt_and_free,
     "begin a capture": InsideMachine.begin_inside,
@@ -407,4 +446,11 @@ ACTIONS |= {
     "trim": lambda self, first, second: PoolMachine.trim(self, first // 4 % 2 if first % 4 == 0 else 0),
     "report": lambda self, first, second: self.numbers(),
 }
-NAMES = [*ACTIONS, *["use and free", "allocate"] * 3, "begin a capture", "use, then free in a capture"]
+NAMES = [
+    *ACTIONS,
+    *["use and free", "allocate"] * 3,
+    "begin a capture",
+    "use, then free in a capture",
+    *["come anew"] * 2,
+    *["use, show, then free in a capture"] * 3,
+]
