@@ -172,11 +172,8 @@ class RmmPools:
             elif not able.managed_memory:
                 raise BackendError(f"device {device} does not support managed memory; use backend='host'")
             elif self._config.initial_pool_size is not None:
-                upstream = rmm.mr.PoolMemoryResource(
-                    rmm.mr.ManagedMemoryResource(),
-                    initial_pool_size=in_rmms_units(self._config.initial_pool_size),
-                    maximum_pool_size=in_rmms_units(self._config.maximum_pool_size),
-                )
+                # No pool of RMM's between: that would keep what the bridge's gives back.
+                upstream = rmm.mr.ManagedMemoryResource()
             else:
                 upstream = rmm.mr.get_per_device_resource(device)
                 if isinstance(upstream, ManagedBridgeResource):
@@ -286,11 +283,6 @@ def _devices(config: BridgeConfig, count: int) -> tuple[int, ...]:
         if device >= count:
             raise ConfigError(f"devices={config.devices!r}: device {device} does not exist; there are {count}")
     return config.devices
-
-
-def in_rmms_units(size_bytes: int | None) -> int | None:
-    """Return the size rounded up to what RMM's pool takes: multiples of 256 (`CUDA_ALLOCATION_ALIGNMENT`)."""
-    return None if size_bytes is None else (size_bytes + 255) // 256 * 256
 
 
 def describe_survivors(pools: Iterable[native_pool.Pool]) -> str | None:

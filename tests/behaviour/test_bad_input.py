@@ -161,26 +161,6 @@ def allocator(request: pytest.FixtureRequest) -> Iterator[Any]:
     assert not memory.wrong_frees
 
 
-@pytest.mark.parametrize(("size_bytes", "expected"), [(1, 256), (256, 256), (1000, 1024), (107374183, 107374336)])
-def test_pools_of_any_size_are_what_rmm_takes(size_bytes: int, expected: int) -> None:
-    """RMM's pool takes multiples of 256 bytes only, and says so in words of its own."""
-    import ctypes
-
-    import rmm.mr
-
-    from rmm_managed_bridge.lifecycle.pools import in_rmms_units
-
-    memory = ctypes.create_string_buffer(expected + 256)
-    aligned = (ctypes.addressof(memory) + 255) // 256 * 256
-    upstream = rmm.mr.CallbackMemoryResource(lambda size, stream: aligned, lambda ptr, size, stream: None)
-    assert in_rmms_units(None) is None
-    assert in_rmms_units(size_bytes) == expected
-    assert rmm.mr.PoolMemoryResource(upstream, expected, expected)
-    if size_bytes != expected:
-        with pytest.raises(RuntimeError, match="multiple of 256"):
-            rmm.mr.PoolMemoryResource(upstream, size_bytes, expected)
-
-
 @pytest.mark.parametrize("size_bytes", [-1, -(1 << 40), -(1 << 63), -(1 << 64), -(1 << 100)])
 def test_a_negative_size_is_a_value_error(allocator: Any, size_bytes: int) -> None:
     before = bridge.stats()
