@@ -112,6 +112,7 @@ def stats() -> Stats:
     each = [pool.numbers for pool in native_pool.pools()]
     reserved, used, quarantined, _, _, slab_free, pinned = map(sum, zip(*each, strict=True)) if each else (0,) * 7
     given_back, beyond_budget = native_process.budget_counters()
+    populated_count, populated_bytes = native_process.populate_counters()
     return Stats(
         current_bytes=current_bytes,
         current_count=sum(usage.current_count for _, usage in holders),
@@ -136,6 +137,8 @@ def stats() -> Stats:
         pinned_bytes=pinned,
         given_back_count=given_back,
         beyond_budget_count=beyond_budget,
+        populated_count=populated_count,
+        populated_bytes=populated_bytes,
         holders=holders,
     )
 

@@ -349,6 +349,7 @@ cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent, b
         native.patience = Milliseconds(<int64_t>options.patience_ms)
         native.cautious = options.ordering == "cautious"
         native.debug = options.pool == "debug"
+        native.populate = options.populate
     return native
 
 

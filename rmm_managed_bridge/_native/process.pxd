@@ -161,6 +161,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         uint64_t failure_count()
         uint64_t given_back_count()
         uint64_t beyond_budget_count()
+        uint64_t populated_count()
+        uint64_t populated_byte_count()
         void record_all_events(bool on)
         bool add_budget(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
 
@@ -223,6 +225,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         bool debug
         bool budget
         size_t least_budget_bytes
+        bool populate
         size_t spare_bytes
         Milliseconds recent
         bool hugepages

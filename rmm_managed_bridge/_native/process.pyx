@@ -173,6 +173,11 @@ def budget_counters():
     return process.given_back_count(), process.beyond_budget_count()
 
 
+def populate_counters():
+    """Return (prefetches of pages that no block had had, their bytes)."""
+    return process.populated_count(), process.populated_byte_count()
+
+
 def hugepage_counters():
     """Return (bytes that carry advice now, calls of `madvise`, how many of them failed)."""
     cdef HugepageAdvice* advice = &process.hugepages

@@ -22,6 +22,7 @@ NUMPY_SCOPES = ("process", "context")
 POOLS = ("on", "debug")
 _NONE_OLD: Mapping[str, str] = MappingProxyType({})
 RETAINS = ("budget", "all")
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _LEAST_POOL_BYTES = 256 << 10  # with less, no slab of the smallest blocks has room
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
@@ -124,6 +125,8 @@ class PoolSettings:
     """So much may be reserved whatever the program used lately."""
     spare_bytes: int = 64 << 20
     """What may be reserved beyond twice that."""
+    populate: bool = True
+    """Whether managed pages that a device's block is the first to have are prefetched to it."""
     recent_ms: int | None = None
     """How long "lately" is at least; by default 5 s, and 15 s on devices."""
 
@@ -140,6 +143,7 @@ class BridgeConfig:
     release_threshold: int | float | None = None
     """Bytes, or (a float) a fraction of the device's memory; so is `maximum_quarantine_size`."""
     retain: str = "budget"
+    populate: bool = True
     pool: str = "on"
     ordering: str = "cautious"
     capture: str = "refuse"
@@ -171,6 +175,7 @@ class BridgeConfig:
             ordering=self.ordering,
             pool=self.pool,
             retain=self.retain,
+            populate=self.populate,
             least_budget_bytes=self.initial_pool_size or 0,
         )
 
@@ -184,6 +189,7 @@ def read_config(
     maximum_quarantine_size: int | float | str | None = None,
     release_threshold: int | float | str | None = None,
     retain: str | None = None,
+    populate: bool | str | None = None,
     pool: str | None = None,
     ordering: str | None = None,
     capture: str | None = None,
@@ -237,6 +243,16 @@ def read_config(
             raise ConfigError(f"{source}={shown(found)} is not one of {', '.join(map(repr, choices))}")
         return found
 
+    def switch(name: str, value: object, default: bool) -> bool:
+        found, source = given(name, value)
+        if found is None:
+            return default
+        if isinstance(found, str) and found.lower() in _SWITCHES:
+            return _SWITCHES[found.lower()]
+        if not isinstance(found, bool):
+            raise ConfigError(f"{source}={shown(found)} is neither True nor False")
+        return found
+
     def size(name: str, value: object, least: int = 0) -> int | None:
         found, source = given(name, value)
         size_bytes = None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
@@ -268,6 +284,7 @@ def read_config(
         maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
         release_threshold=size_or_fraction("release_threshold", release_threshold),
         retain=choice("retain", retain, RETAINS, "budget"),
+        populate=switch("populate", populate, True),
         pool=choice("pool", pool, POOLS, "on", {"off": "debug"}),
         ordering=choice("ordering", ordering, ORDERINGS, "cautious"),
         capture=choice("capture", capture, CAPTURES, "refuse"),

@@ -155,6 +155,7 @@ def install(
     maximum_quarantine_size: int | float | str | None = None,
     release_threshold: int | float | str | None = None,
     retain: str | None = None,
+    populate: bool | None = None,
     devices: Sequence[int] | int | str | None = None,
     pool: str | None = None,
     ordering: str | None = None,
@@ -183,8 +184,9 @@ def install(
         and for good. Call `install` again with a framework to add it later. Naming NumPy also puts it on managed
         memory where a device cannot share that with the CPU while it is busy; unasked, it stays on host memory there.
     initial_pool_size, maximum_pool_size : int or str, optional
-        For each device, in bytes or as text such as ``"2GiB"``: of the RMM pool that is built, and of what the bridge
-        takes from its upstream. There is no default that depends on the size of the card.
+        For each device, in bytes or as text such as ``"2GiB"``: what is kept whatever the program used lately, and the
+        most that is taken. Given the first, the bridge builds the pool itself, on a ``ManagedMemoryResource``; that
+        takes nothing of the card before it is used. There is no default that depends on the size of the card.
     maximum_quarantine_size : int, float or str, optional
         How much freed memory may wait for device work before an allocation waits (up to a second) for that work rather
         than take more memory: bytes, text, or a fraction of the device's memory; a quarter of `maximum_pool_size` or
@@ -197,6 +199,11 @@ def install(
         to 30 on devices) and 64 MiB, and never less than `initial_pool_size`; the rest is given back when a pool would
         grow, and by a thread of the bridge's own, on devices once no work is known of that runs. ``"all"``: what was
         taken once, but for `trim` and under pressure.
+    populate : bool
+        Whether managed memory that no block has had before is prefetched to the device when a block of 1 MiB or more of
+        a GPU framework is the first to have it: the device then takes no page faults for it, which cost twenty times
+        as much. True by default. Never more than leaves a tenth of the card free, not for NumPy's blocks, and not where
+        `hints` or an RMM ``PrefetchResourceAdaptor`` below decide. ``stats().populated_bytes`` says how much it was.
     devices : sequence of int, int or "all", optional
         Devices that get a pool; the current one by default.
     pool : {"on", "debug"}
@@ -256,6 +263,7 @@ def install(
         maximum_quarantine_size=maximum_quarantine_size,
         release_threshold=release_threshold,
         retain=retain,
+        populate=populate,
         devices=devices,
         pool=pool,
         ordering=ordering,

@@ -196,6 +196,7 @@ class RmmPools:
                 maximum_quarantine_size=self._config.maximum_quarantine_size,
                 release_threshold=self._config.release_threshold,
                 retain=self._config.retain,
+                populate=self._config.populate,
                 least_budget=self._config.initial_pool_size,
                 pool=self._config.pool,
                 ordering=self._config.ordering,

@@ -75,6 +75,8 @@ class ManagedBridgeResource(NativeBridgeResource):
     least_budget : int or str, optional
         With ``retain="budget"``, so much may be kept whatever the program used lately: what `initial_pool_size` is to
         `install`.
+    populate : bool
+        Whether managed memory that no block has had before is prefetched to the device, as for `install`.
     hugepages : {"auto", "always", "never"}
         Whether large blocks of system memory are advised to use huge pages, as for `install`.
 
@@ -108,6 +110,7 @@ class ManagedBridgeResource(NativeBridgeResource):
         ordering: str = "cautious",
         hugepages: str = "auto",
         least_budget: int | str | None = None,
+        populate: bool = True,
     ) -> Self:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise ConfigError(
@@ -121,6 +124,7 @@ class ManagedBridgeResource(NativeBridgeResource):
                     f"upstream_mr stands on {stack!r}, which pools and records already; use that one, or pass what it "
                     "stands on (its upstream_mr)"
                 )
+            populate = populate and not isinstance(stack, rmm.mr.PrefetchResourceAdaptor)  # which does so on its own
             stack = getattr(stack, "upstream_mr", None)
         # The environment is for `install`: what is constructed has what it was given.
         config = read_config(
@@ -129,6 +133,7 @@ class ManagedBridgeResource(NativeBridgeResource):
             maximum_quarantine_size=maximum_quarantine_size,
             release_threshold=release_threshold,
             retain=retain,
+            populate=populate,
             initial_pool_size=least_budget,
             pool=pool,
             ordering=ordering,

@@ -57,6 +57,10 @@ class Stats:
     """How often a piece, or a part of one, went back to where it came from."""
     beyond_budget_count: int = 0
     """How often a pool grew beyond its budget, since it had nothing that could go back."""
+    populated_count: int = 0
+    """How often pages of managed memory that no block had had before were prefetched to their device: see `install`."""
+    populated_bytes: int = 0
+    """How much that was, in all."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
     generations = renamed("generations", "pools")
 

@@ -107,6 +107,7 @@ class FakeCuda:
             ("set_pointer", None, [u64, ctypes.c_int, ctypes.c_int, ctypes.c_int]),
             ("set_active", None, [ctypes.c_int, ctypes.c_int]),
             ("set_memory", None, [u64]),
+            ("set_others", None, [u64]),
             ("fail", None, [text, long, ctypes.c_int]),
             ("page", None, [u64, ctypes.POINTER(ctypes.c_int)]),
             ("prefetch", ctypes.c_int, [long, ctypes.POINTER(ctypes.c_longlong)]),
@@ -192,6 +193,10 @@ class FakeCuda:
     def set_memory(self, size_bytes: int) -> None:
         """Set the memory of each device; 64 GiB at first."""
         self.lib.fake_set_memory(size_bytes)
+
+    def fill_by_others(self, size_bytes: int) -> None:
+        """Let other processes have so much of each device's memory, until `clear`."""
+        self.lib.fake_set_others(size_bytes)
 
     def fail(self, function: str, *, skip: int = 0, result: int = 999) -> None:
         """Make the call of `function` after the next `skip` ones fail."""

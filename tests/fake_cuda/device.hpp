@@ -91,6 +91,7 @@ class Device {
   std::map<std::string, void (*)()> hooks;  // run once, after the call of that name
   std::vector<Context*> primary;
   std::size_t memory_bytes = std::size_t{64} << 30;  // of each device
+  std::size_t others_bytes = 0;                      // of it, which other processes have
   Pages pages;
   // Those that were done: first byte, bytes, place, the handle of the stream, the device of the current context (-1: none), and
   // whether the GIL was held.

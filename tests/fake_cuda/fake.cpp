@@ -37,6 +37,15 @@ CUresult CUDAAPI cuDeviceTotalMem(size_t* bytes, CUdevice) {
   });
 }
 
+CUresult CUDAAPI cuMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  return enter("cuMemGetInfo", [&](Device& d) {
+    if (d.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    *total_bytes = d.memory_bytes;
+    *free_bytes = d.memory_bytes - std::min(d.memory_bytes, d.others_bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice number) {
   return enter("cuDevicePrimaryCtxRetain", [&](Device& d) {
     if (number < 0 || number >= static_cast<int>(d.primary.size())) return CUDA_ERROR_INVALID_DEVICE;
@@ -342,6 +351,11 @@ void fake_set_memory(unsigned long long bytes) {
   d.memory_bytes = bytes;
 }
 
+void fake_set_others(unsigned long long bytes) {
+  FAKE_LOCKED;
+  d.others_bytes = bytes;
+}
+
 // The call of `name` after the next `skip` ones fails with `result`.
 void fake_fail(const char* name, long skip, int result) {
   FAKE_LOCKED;
@@ -395,6 +409,7 @@ void fake_clear() {
   d.pointers.clear();
   d.inactive.clear();
   d.prefetches.clear();
+  d.others_bytes = 0;
 }
 
 }  // extern "C"

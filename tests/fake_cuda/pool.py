@@ -28,7 +28,8 @@ class Bench:
     ) -> None:
         """`settings`: further fields of `PoolSettings`.
 
-        Without ``retain="budget"`` all is retained: the bridge's thread would call the driver when it likes.
+        Without ``retain="budget"`` all is retained: the bridge's thread would call the driver when it likes. Nothing is
+        populated unless asked for.
         """
         from rmm_managed_bridge._native import blocks, ledger
         from rmm_managed_bridge._native import pool as native_pool
@@ -41,7 +42,7 @@ class Bench:
             ordered=True,
             device=device,
             kind="managed",
-            settings=PoolSettings(limit_bytes=limit_bytes, **{"retain": "all", **settings}),
+            settings=PoolSettings(limit_bytes=limit_bytes, **{"retain": "all", "populate": False, **settings}),
             track=track,
             concurrent=concurrent,
         )

@@ -10,6 +10,7 @@ from fake_cuda import GLOBAL, RELAXED, THREAD_LOCAL, FakeCuda, Prefetch
 from fake_cuda.hints import FakeHints, hints_counted, using_installed
 from fake_cuda.pool import MIB
 from helpers.programs import HostMemory
+from helpers.rmm_stream import rmm_stream
 
 import rmm_managed_bridge as bridge
 
@@ -21,16 +22,6 @@ def counts_at_zero(hints: FakeHints) -> None:
     """Each test reads `bridge.stats()` from zero, and asks where blocks are by way of the fake."""
 
 
-class CudaStream:
-    """A stream as other libraries show theirs to RMM."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
 @pytest.fixture
 def resource(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[bridge.ManagedBridgeResource]:
     """A bridge resource over C memory that passes for managed memory, as RMM's resource of device 0."""
@@ -38,7 +29,7 @@ def resource(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[bridge
 
     monkeypatch.setattr(resource, "kind_of_resource", lambda mr: "managed")
     memory, before = HostMemory(), rmm.mr.get_per_device_resource(0)
-    made = bridge.ManagedBridgeResource(memory.resource, device=0)
+    made = bridge.ManagedBridgeResource(memory.resource, device=0, populate=False)
     rmm.mr.set_per_device_resource(0, made)
     yield made
     rmm.mr.set_per_device_resource(0, before)
@@ -50,7 +41,7 @@ _kept: list[Any] = []
 
 def test_a_buffer_of_rmm_is_prefetched_on_its_stream(fake: FakeCuda, resource: bridge.ManagedBridgeResource) -> None:
     stream = fake.stream()
-    as_rmm = rmm.pylibrmm.stream.Stream(obj=CudaStream(stream.handle))
+    as_rmm = rmm_stream(stream)
     with using_installed("device:4MiB"):
         buffers = [rmm.DeviceBuffer(size=size * MIB, stream=as_rmm, mr=resource) for size in (3, 4)]
     buffers.append(rmm.DeviceBuffer(size=4 * MIB, stream=as_rmm, mr=resource))
@@ -65,7 +56,7 @@ def test_the_resource_in_python_prefetches_without_the_gil(
 ) -> None:
     """A prefetch waits where the driver's queue is full, perhaps for a Python function that waits for the GIL."""
     stream = fake.stream()
-    as_rmm = rmm.pylibrmm.stream.Stream(obj=CudaStream(stream.handle))
+    as_rmm = rmm_stream(stream)
     with using_installed("device"):
         ptr, small = resource.allocate(4 * MIB, as_rmm), resource.allocate(1000, as_rmm)
         assert resource.allocate(0, as_rmm) == 0
@@ -79,7 +70,7 @@ def test_a_buffer_asked_for_in_a_capture_is_refused_and_the_capture_lives(
     fake: FakeCuda, resource: bridge.ManagedBridgeResource, mode: int
 ) -> None:
     captured = fake.stream()
-    as_rmm = rmm.pylibrmm.stream.Stream(obj=CudaStream(captured.handle))
+    as_rmm = rmm_stream(captured)
     with using_installed("device"):
         fake.begin_capture(captured, mode)
         with pytest.raises(RuntimeError, match="being captured"):

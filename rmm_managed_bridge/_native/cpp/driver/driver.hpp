@@ -17,6 +17,7 @@ namespace rmm_bridge {
   X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                            \
   X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                                \
   X(device_memory, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                                        \
+  X(memory_info, cuMemGetInfo, "cuMemGetInfo_v2")                                                  \
   X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                          \
   X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")                       \
   X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                             \
@@ -38,6 +39,9 @@ namespace rmm_bridge {
   X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")                             \
   X(mem_pool_access, cuMemPoolGetAccess, "cuMemPoolGetAccess")                                     \
   X(error_name, cuGetErrorName, "cuGetErrorName")
+
+// Devices that a process may have.
+inline constexpr int kDevices = 64;
 
 struct Driver {
 #define BRIDGE_DECLARE(name, declaration, symbol) decltype(&::declaration) name = nullptr;

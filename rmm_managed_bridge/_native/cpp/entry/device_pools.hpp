@@ -8,8 +8,6 @@
 
 namespace rmm_bridge {
 
-inline constexpr int kDevices = 64;
-
 using DevicePools = std::array<std::atomic<TrackedPool*>, kDevices>;
 
 }  // namespace rmm_bridge

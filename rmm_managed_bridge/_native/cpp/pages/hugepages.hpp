@@ -78,18 +78,13 @@ class HugepageAdvice {
 
   // From the first to the last page in [low, high) that is not so already.
   Advice set(PageMap& pages, std::uintptr_t low, std::uintptr_t high, State state) noexcept {
-    std::uintptr_t first = high, last = low;
     std::int64_t more = 0;
-    for (std::uintptr_t page = low; page < high; ++page) {
-      const auto before = static_cast<State>(pages.exchange_note(page, static_cast<std::uint8_t>(state)));
-      if (before == state) continue;
-      more += (state == State::advised) - (before == State::advised);
-      first = std::min(first, page);
-      last = page;
-    }
-    if (first == high) return {};
+    const PageMap::HugePages changed = pages.note(low, high, static_cast<std::uint8_t>(state), [&](std::uint8_t before) {
+      more += (state == State::advised) - (static_cast<State>(before) == State::advised);
+    });
+    if (changed.count == 0) return {};
     advised_bytes.fetch_add(more * static_cast<std::int64_t>(kHugePage), std::memory_order_relaxed);
-    return {reinterpret_cast<char*>(first * kHugePage), (last - first + 1) * kHugePage, state == State::advised};
+    return {changed.base(), changed.bytes(), state == State::advised};
   }
 };
 

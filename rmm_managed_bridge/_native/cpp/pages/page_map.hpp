@@ -66,14 +66,28 @@ class PageMap {
     }
   }
 
-  // Writes a note about the huge page of this number, where there is room for its range, and returns the one that was there. Nobody
-  // reads them but hugepages.hpp.
-  std::uint8_t exchange_note(std::uintptr_t huge_page, std::uint8_t note) noexcept {
-    Leaf* leaf = root_[huge_page >> kNoteBits].load(std::memory_order_relaxed);
-    std::atomic<std::uint8_t>& at = leaf->notes[huge_page & ((std::uintptr_t{1} << kNoteBits) - 1)];
-    const std::uint8_t before = at.load(std::memory_order_relaxed);
-    if (before != note) at.store(note, std::memory_order_relaxed);
-    return before;
+  struct HugePages {
+    std::uintptr_t first = 0, count = 0;
+    char* base() const noexcept { return reinterpret_cast<char*>(first * kHugePage); }
+    std::size_t bytes() const noexcept { return count * kHugePage; }
+  };
+
+  // Writes a note about the huge pages from `low` to below `high`, where there is room for them, and returns the range of those that had
+  // another one, which `changed` is told of. What a note says is its side's: hugepages.hpp for the CPU's, fresh_pages.hpp for devices'.
+  template <typename Changed>
+  HugePages note(std::uintptr_t low, std::uintptr_t high, std::uint8_t note, Changed changed) noexcept {
+    std::uintptr_t first = high, last = low;
+    for (std::uintptr_t page = low; page < high; ++page) {
+      Leaf* leaf = root_[page >> kNoteBits].load(std::memory_order_relaxed);
+      std::atomic<std::uint8_t>& at = leaf->notes[page & ((std::uintptr_t{1} << kNoteBits) - 1)];
+      const std::uint8_t before = at.load(std::memory_order_relaxed);
+      if (before == note) continue;
+      at.store(note, std::memory_order_relaxed);
+      changed(before);
+      if (first == high) first = page;
+      last = page;
+    }
+    return first == high ? HugePages{} : HugePages{first, last - first + 1};
   }
 
   void set(const void* base, std::size_t bytes, Span* span) noexcept {

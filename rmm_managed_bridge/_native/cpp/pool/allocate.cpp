@@ -57,8 +57,10 @@ bool Pool::take_idle(const Want& want, Grant& out) {
   }
   bool zeroed = false;
   Block* block = slabs_.next(want.side, want.size, zeroed);
-  if (block != nullptr) hand_out(block, want, zeroed, out);
-  return block != nullptr;
+  if (block == nullptr) return false;
+  hand_out(block, want, zeroed, out);
+  note_fresh(want, out);
+  return true;
 }
 
 // `any_size`: a smaller slab than usual is better than none.
@@ -67,6 +69,7 @@ bool Pool::take_new(const Want& want, Grant& out, bool any_size) {
   Block* block = slabs_.begin(want.side, want.size, any_size, zeroed);
   if (block == nullptr) return false;
   hand_out(block, want, zeroed, out);
+  note_fresh(want, out);
   Span* span = process_.pages.find(block->start);
   if (advises(want.side)) {
     out.advice = process_.hugepages.settle(process_.pages, span->base, span->bytes, want.size.bytes >= kLeastAdvised);
@@ -83,7 +86,14 @@ void Pool::hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noe
   asked_bytes_ += want.asked_bytes;
   ++live_count_;
   if (!ordered()) budget_.note(live_now());  // else what streams freed last is still counted, until a drain
-  out = {block->start, block, zeroed, want.held, {}};
+  out = {block->start, block, zeroed, want.held, {}, {}};
+}
+
+// Of a block that was never handed out before. Where a preset decides where new blocks go, it does so for these pages too.
+void Pool::note_fresh(const Want& want, Grant& out) noexcept {
+  if (!options_.populate || want.side != Side::gpu || want.size.bytes < kLeastPopulated) return;
+  if (want.asked_bytes >= process_.least_hinted_bytes.load(std::memory_order_relaxed)) return;
+  out.fresh = FreshPages::take(process_.pages, *process_.pages.find(out.ptr), out.ptr, want.size.bytes);
 }
 
 void Pool::put(Lane& lane, const Span* span, Block* block) {

@@ -55,6 +55,32 @@ NewBlocks::Outcome TrackedPool::try_prefetch(void* ptr, std::size_t bytes, CUstr
   return NewBlocks::done;
 }
 
+// The pages are the caller's, and nobody else's yet. It needs no order to be right: no stream waits for it, least of all one that is
+// being captured, and work that comes first takes the faults that this would have spared.
+void TrackedPool::populate(const FreshPages& fresh) noexcept {
+  if (fresh.bytes == 0 || !process().running()) return;
+  WithoutGil without(process());
+  const Driver& driver = process().driver;
+  DriverScope scope(&driver, events()->context());
+  std::size_t free_bytes = 0, total_bytes = 0;
+  if (driver.memory_info(&free_bytes, &total_bytes) != CUDA_SUCCESS) return;
+  // A card that is nearly full would throw out what others have there.
+  if (free_bytes < fresh.bytes + total_bytes / 10) return;
+  std::atomic<CUstream>& slot = process().populating[static_cast<std::size_t>(device_)];
+  CUstream stream = slot.load();
+  if (stream == nullptr) {
+    if (driver.stream_create(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return;
+    CUstream first = nullptr;
+    if (!slot.compare_exchange_strong(first, stream)) stream = first;  // the other one is lost: two threads began at once
+  }
+  CUmemLocation here{};
+  here.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  here.id = device_;
+  if (driver.mem_prefetch(reinterpret_cast<CUdeviceptr>(fresh.base), fresh.bytes, here, 0, stream) != CUDA_SUCCESS) return;
+  process().populated.fetch_add(1, std::memory_order_relaxed);
+  process().populated_bytes.fetch_add(fresh.bytes, std::memory_order_relaxed);
+}
+
 // The block is nobody's, and nobody may have it yet: its next owner inherits no advice. Does not wait for the device.
 // A call that the driver refuses leaves the advice: it changes speed, never contents.
 void TrackedPool::end_hints(void* ptr) noexcept {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "pages/fresh_pages.hpp"
 #include "pages/hugepages.hpp"
 #include "pages/span.hpp"
 #include "pool/pool_budget.hpp"
@@ -26,6 +27,7 @@ struct Grant {
   bool zeroed = false;
   bool held = true;  // the bridge holds the stream's object, or need not: see Pool::hold
   Advice advice;     // still to be given for its memory: see Pool::Advising
+  FreshPages fresh;  // that nobody has populated yet: see TrackedPool::populate
 };
 
 // What a pool is told when it is made. The defaults bound nothing.
@@ -45,6 +47,7 @@ struct PoolOptions {
   bool cautious = true;
   bool debug = false;        // see debug.cpp
   bool hugepages = false;    // large CPU blocks are advised to use huge pages
+  bool populate = false;     // pages that a block of a device is the first to have are prefetched to it
   bool device_wait = false;  // the device shares no page with the CPU while it is busy: `synchronize` waits for all of it
 };
 

@@ -338,6 +338,7 @@ class Pool : public ForkLocks {
   bool take_idle(const Want& want, Grant& out);
   bool take_new(const Want& want, Grant& out, bool any_size);
   void hand_out(Block* block, const Want& want, bool zeroed, Grant& out) noexcept;
+  void note_fresh(const Want& want, Grant& out) noexcept;
   void put(Lane& lane, const Span* span, Block* block);
   void settle(Block* block) noexcept;
 

@@ -4,6 +4,7 @@
 // outlive modules and the interpreter.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -62,6 +63,9 @@ struct Process {
   // Smaller blocks of GPU frameworks are of no interest to any hint policy: the adapters need not ask.
   std::atomic<std::size_t> least_hinted_bytes{~std::size_t{0}};
   NewBlocks new_blocks;
+  // For prefetches that no work waits for; made when the device's first is due, and never destroyed.
+  std::array<std::atomic<CUstream>, kDevices> populating{};
+  std::atomic<std::uint64_t> populated{0}, populated_bytes{0};
 
   // The GIL is the outermost lock, and a thread that waits for the device while it holds it never wakes if a Python
   // callback is queued on the stream. Set by `connect_interpreter`; both are no-ops on a thread that does not hold the GIL.
@@ -90,6 +94,8 @@ struct Process {
   std::uint64_t failure_count() const noexcept { return failures.load(); }
   std::uint64_t given_back_count() const noexcept { return given_back.load(); }
   std::uint64_t beyond_budget_count() const noexcept { return beyond_budget.load(); }
+  std::uint64_t populated_count() const noexcept { return populated.load(); }
+  std::uint64_t populated_byte_count() const noexcept { return populated_bytes.load(); }
   int phase_number() const noexcept { return static_cast<int>(phase()); }
 
   bool has_pools() const noexcept { return !locks_.empty(); }

@@ -32,6 +32,7 @@ void* TrackedPool::allocate_slowly(Request request, KnownStream stream, Refusal&
     process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
     return nullptr;
   }
+  populate(grant.fresh);
   if (zeroed != nullptr && grant.zeroed) *zeroed = true;
   if (held != nullptr && !grant.held) *held = false;
   return grant.ptr;

@@ -54,7 +54,7 @@ class TrackedPool : public Pool, public BackgroundTask {
 
   TrackedPool(Process& process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
               const PoolOptions& options, int device, std::uint8_t kind, Track track)
-      : Pool(process, std::move(upstream), driver, context, told(options, track)),
+      : Pool(process, std::move(upstream), driver, context, told(options, kind, track)),
         device_(static_cast<std::int16_t>(device)),
         kind_(kind),
         track_(track) {
@@ -96,6 +96,9 @@ class TrackedPool : public Pool, public BackgroundTask {
   bool prefetches_new(std::size_t bytes) noexcept {
     return bytes >= process().new_blocks.least_bytes.load(std::memory_order_relaxed);
   }
+  // Prefetches pages that the block is the first to have, once, to where it is used.
+  void populate(const FreshPages& fresh) noexcept;
+
   void prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept;
 
   // The pool whose range `ptr` lies in, or null.
@@ -202,8 +205,9 @@ class TrackedPool : public Pool, public BackgroundTask {
       pool->close_soon(bytes);
   }
 
-  static PoolOptions told(PoolOptions options, Track track) noexcept {
+  static PoolOptions told(PoolOptions options, std::uint8_t kind, Track track) noexcept {
     options.counts_asked = track != Track::off;
+    options.populate = options.populate && kind == kManagedKind && !options.device_wait && !options.debug;
     return options;
   }
 

@@ -61,6 +61,7 @@ std::size_t Pool::give_back(std::size_t wanted_bytes) {
     } catch (const std::bad_alloc&) {  // the rest is for the next time
     }
     for (const Span* span : spans) {
+      if (options_.populate && span->side == Side::gpu) FreshPages::forget(process_.pages, span->base, span->bytes);
       if (span->chunk == nullptr && advises(span->side)) process_.hugepages.forget(process_.pages, span->base, span->bytes);
     }
   });
