@@ -182,6 +182,31 @@ def test_a_thing_that_is_no_array_is_refused(convert: Callable[[Any], Any], thin
 
 @pytest.mark.behaviour("I3")
 @pytest.mark.requires("warp")
+def test_as_warp_takes_rows_as_vectors(warp: Any) -> None:
+    points = np.zeros((10, 3), np.float32)
+    for rows in (points, points[::2], np.zeros((10, 5), np.float32)[:, :3]):
+        for vectors in (bridge.as_warp(rows, dtype=warp.vec3), bridge.as_warp(rows).view(warp.vec3)):
+            assert (vectors.shape, vectors.dtype, vectors.ptr) == ((len(rows),), warp.vec3, rows.ctypes.data)
+            vectors.fill_(warp.vec3(1.0, 2.0, 3.0))
+            assert (rows == [1, 2, 3]).all()
+    vectors, address = bridge.as_warp(points, dtype=warp.vec3), points.ctypes.data
+    del points, rows
+    gc.collect()
+    assert bridge.owns(address)
+    assert bridge.owns(vectors)
+    assert bridge.as_warp(vectors, dtype=warp.float32).shape == bridge.as_numpy(vectors).shape == (10, 3)
+    assert bridge.as_warp(np.zeros((0, 3), np.float32), dtype=warp.vec3).shape == (0,)
+
+
+@pytest.mark.requires("warp")
+def test_as_warp_refuses_types_that_the_bytes_are_none_of(warp: Any) -> None:
+    points = np.zeros((10, 3), np.float32)
+    for wrong in (warp.vec4, warp.float64, np.float32, "vec3", 3):
+        with pytest.raises(bridge.ViewError, match=r"an array of shape \(10, 3\), float32, is none of"):
+            bridge.as_warp(points, dtype=wrong)
+
+
+@pytest.mark.requires("warp")
 def test_as_warp_refuses_numpys_own_memory(warp: Any) -> None:
     array = np.frombuffer(bytearray(400), np.float32)
     with pytest.raises(bridge.ViewError, match="does not lie"):
