@@ -51,6 +51,13 @@ class Bridge:
         Why this backend.
     devices : tuple of int
         Devices with a pool; empty on ``"host"``.
+
+    Examples
+    --------
+    >>> bridge.uninstall()
+    >>> with bridge.install("host") as installed:
+    ...     print(installed.backend, installed.devices)
+    host ()
     """
 
     def __init__(self, config: BridgeConfig) -> None:
@@ -253,6 +260,14 @@ def install(
     -----
     BridgeWarning
         If a device cannot share managed memory with the CPU while it is busy (no ``concurrentManagedAccess``).
+
+    Examples
+    --------
+    >>> bridge.uninstall()
+    >>> bridge.install("host", maximum_pool_size="2GiB")
+    <Bridge: host on host, hooked: numpy>
+    >>> bridge.owns(np.ones(1000))
+    True
     """
     global _bridge
     config = read_config(
@@ -307,6 +322,8 @@ def install(
         bridge._publish()
         if (notice := bridge._pools.notice(numpy_asked=bridge._hooks.numpy_asked)) is not None:
             warn_user(notice)
+        if backend == "host":
+            _warn_of_contradiction(config)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
 
@@ -324,6 +341,13 @@ def uninstall() -> None:
 
     Blocks that are alive stay valid and go back to their pool when they are freed. Where somebody set another
     allocator after `install`, that one stays, and a `BridgeWarning` says so. Does nothing if nothing is installed.
+
+    Examples
+    --------
+    >>> x = np.ones(1000)
+    >>> bridge.uninstall()
+    >>> bridge.owns(x), bridge.owns(np.ones(1000))
+    (True, False)
     """
     with _lock:
         if _bridge is not None:
@@ -353,10 +377,28 @@ def _make_pools(config: BridgeConfig) -> Pools:
 
 def _notes(backend: str, config: BridgeConfig) -> tuple[str, ...]:
     """What was asked for in good faith and does nothing here: a program for a GPU also runs without one."""
-    if backend != "host" or config.initial_pool_size is None:
+    if backend != "host":
         return ()
-    size = format_bytes(config.initial_pool_size)
-    return (f"initial_pool_size ({size}) has no effect on the host backend: its pool takes memory as it is needed",)
+    notes = []
+    if config.initial_pool_size is not None:
+        size = format_bytes(config.initial_pool_size)
+        notes.append(
+            f"initial_pool_size ({size}) has no effect on the host backend: its pool takes memory as it is needed"
+        )
+    if config.hints.placement != "none":
+        notes.append(f"hints ({config.hints.placement}) have no effect on the host backend: memory there never moves")
+    if "ordering" in config.given:
+        notes.append(
+            f"ordering ({config.ordering}) has no effect on the host backend: there is no device work to wait for"
+        )
+    return tuple(notes)
+
+
+def _warn_of_contradiction(config: BridgeConfig) -> None:
+    """Warn where one call names the host backend and what only a device has. Sizes of pools are no such thing."""
+    pointless = [note for note in _notes("host", config) if not note.startswith("initial_pool_size")]
+    if pointless:
+        warn_user(f"{'; '.join(pointless)}; leave it out")
 
 
 def _require_same(bridge: Bridge, config: BridgeConfig) -> None:

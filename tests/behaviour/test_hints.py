@@ -57,7 +57,10 @@ def test_hints_on_no_bytes_and_on_nothing_are_skipped() -> None:
 
 
 def test_hints_in_use_do_nothing_on_the_host_backend() -> None:
-    with bridge.installed("host", frameworks=["numpy"], hints="device"):
+    with (
+        pytest.warns(bridge.BridgeWarning, match="no effect on the host backend"),
+        bridge.installed("host", frameworks=["numpy"], hints="device"),
+    ):
         before = bridge.stats()
         array = np.ones(MIB)
         with bridge.using_hints("read_mostly"), bridge.tag("table", hints=Hints("host", min_bytes=1)):
@@ -338,7 +341,11 @@ def test_the_libraries_are_loaded_with_the_first_hint_and_may_be_missing(monkeyp
         "print('cuda.core' in sys.modules)  # RMM itself imports cuda.bindings\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=os.environ
+        [sys.executable, "-W", "ignore", "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
     )
     assert done.stdout == "False\n"
     for missing in ("cuda.core", "cuda.bindings.driver"):

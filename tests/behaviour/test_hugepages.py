@@ -127,7 +127,10 @@ def test_blocks_of_4_mib_or_more_are_advised_where_the_mode_says_so(
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_hints_say_it_as_the_argument_does(kernel: Kernel, set_kernel: Any, mode: str) -> None:
     set_kernel("never" if mode == "always" else "madvise")  # where the default would do the opposite
-    with bridge.installed("host", frameworks=["numpy"], hints=Hints("device", hugepages=mode)):
+    with (
+        pytest.warns(bridge.BridgeWarning, match="no effect on the host backend"),
+        bridge.installed("host", frameworks=["numpy"], hints=Hints("device", hugepages=mode)),
+    ):
         assert bridge.status().hugepages == bridge.stats().hugepages.mode == mode
         assert bridge.status().hints == "device from 1.00 MiB", "what it says of huge pages is said once"
         array = np.empty(8 * MIB, "u1")
@@ -136,7 +139,10 @@ def test_hints_say_it_as_the_argument_does(kernel: Kernel, set_kernel: Any, mode
 
 
 def test_hints_and_the_argument_may_agree_and_a_second_install_may_repeat_either(kernel: Kernel) -> None:
-    with bridge.installed("host", frameworks=[], hints=Hints("device", hugepages="always"), hugepages="always"):
+    with (
+        pytest.warns(bridge.BridgeWarning, match="no effect on the host backend"),
+        bridge.installed("host", frameworks=[], hints=Hints("device", hugepages="always"), hugepages="always"),
+    ):
         for again in (
             {"hints": "device"},
             {"hints": Hints("device", hugepages="always")},

@@ -116,6 +116,20 @@ def test_sizes_without_effect_on_host_are_told() -> None:
         assert bridge.status().notes == ()
 
 
+@pytest.mark.parametrize(("name", "value"), [("hints", "device"), ("ordering", "recorded")])
+def test_what_only_a_device_has_is_told_where_host_is_named(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(bridge.BridgeWarning, match=rf"{name} \({value}\) .* no effect on the host backend") as said:
+        bridge.install("host", **{name: value})  # type: ignore[arg-type]
+    assert [Path(each.filename).name for each in said] == [HERE]
+    bridge.install("host", **{name: value})  # type: ignore[arg-type]  # told once
+    bridge.uninstall()
+    monkeypatch.setenv("RMM_BRIDGE_BACKEND", "host")  # a program for a GPU, run without one
+    with bridge.installed(**{name: value}):
+        assert f"note: {name} ({value})" in str(bridge.status())
+
+
 def test_hints_are_checked_on_host_as_elsewhere() -> None:
     with bridge.installed("host"):
         x = np.ones(1 << 18)
