@@ -33,39 +33,126 @@ _NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__, "<fro
 
 
 class BridgeError(Exception):
-    """Base of every error that the bridge raises itself."""
+    """Base of every error that the bridge raises itself.
+
+    Examples
+    --------
+    One ``except`` for all of them; out of memory is a `MemoryError` and not among them.
+
+    >>> try:
+    ...     bridge.install("host", pool="sometimes")
+    ... except bridge.BridgeError as error:
+    ...     print(type(error).__name__)
+    ConfigError
+    """
 
 
 class BridgeWarning(UserWarning):
-    """Something that the user should know and that the bridge could not raise."""
+    """Something that the user should know and that the bridge could not raise.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as said, bridge.installed("host"):
+    ...     warnings.simplefilter("always")
+    ...     bridge.reset_peak()
+    >>> [warning.category for warning in said]  # nothing to say
+    []
+    """
 
 
 class ConfigError(BridgeError, ValueError):
-    """An argument, or the environment variable that stands for it, cannot be used."""
+    """An argument, or the environment variable that stands for it, cannot be used.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.tag("load", limit="2 apples")
+    ... except bridge.ConfigError as error:
+    ...     print(error)
+    limit='2 apples' is not a size; write an integer of bytes, or text such as '512MiB' or '2GiB'
+    """
 
 
 class BackendError(BridgeError, RuntimeError):
-    """The memory that was asked for does not exist on this machine, or not in this process."""
+    """The memory that was asked for does not exist on this machine, or not in this process.
+
+    Examples
+    --------
+    >>> bridge.uninstall()
+    >>> try:
+    ...     installed = bridge.install("managed", initial_pool_size="256MiB")
+    ... except bridge.BackendError:  # no device
+    ...     installed = bridge.install("host")
+    >>> bridge.status().installed
+    True
+    """
 
 
 class InstallError(BridgeError, RuntimeError):
-    """`install` or `uninstall` could not do all that was asked, and left everything as it was."""
+    """`install` or `uninstall` could not do all that was asked, and left everything as it was.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.install("host", track="off")
+    ... except bridge.InstallError as error:
+    ...     print(error)
+    the bridge is installed with other settings: track='off' (is 'sites'); call uninstall() first
+    """
 
 
 class FrameworkError(InstallError):
-    """A framework that was asked for is unknown, missing, or cannot be hooked here."""
+    """A framework that was asked for is unknown, missing, or cannot be hooked here.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.install("host", frameworks=["nunpy"])
+    ... except bridge.FrameworkError as error:
+    ...     print(error)
+    frameworks: 'nunpy' is not a framework the bridge knows; use numpy, cupy, warp, torch
+    """
 
 
 class ForeignPointerError(BridgeError, ValueError):
-    """A pointer that is not the start of a live block was freed. Nothing was freed."""
+    """A pointer that is not the start of a live block was freed. Nothing was freed.
+
+    Examples
+    --------
+    It is a `ValueError` too, as other wrong arguments are.
+
+    >>> issubclass(bridge.ForeignPointerError, ValueError)
+    True
+    """
 
 
 class AccessError(BridgeError, RuntimeError):
-    """Memory cannot be reached from where it was asked for, or not be exported to another process."""
+    """Memory cannot be reached from where it was asked for, or not be exported to another process.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.ipc_handle(np.ones(1000))
+    ... except bridge.AccessError as error:
+    ...     print(str(error)[:13])
+    no IPC handle
+    """
 
 
 class ViewError(BridgeError, TypeError):
-    """A view without a copy is not possible for this object."""
+    """A view without a copy is not possible for this object.
+
+    Examples
+    --------
+    It is a `TypeError` too.
+
+    >>> try:
+    ...     bridge.as_numpy("text")
+    ... except bridge.ViewError as error:
+    ...     print(type(error).__name__)
+    ViewError
+    """
 
 
 class _Shown(reprlib.Repr):

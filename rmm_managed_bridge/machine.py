@@ -81,7 +81,22 @@ def device_traits(device: int) -> Traits:
 def detect_backend(devices: Sequence[int] | Literal["all"] | None = None) -> tuple[str, str]:
     """Return the backend that ``install(backend="auto", devices=devices)`` takes on this machine, and why.
 
-    Of several devices the least able one decides.
+    Of several devices the least able one decides. Never an error: one that is not there can do nothing.
+
+    Parameters
+    ----------
+    devices : sequence of int or "all", optional
+        Device 0 by default.
+
+    Returns
+    -------
+    backend, reason : str
+
+    Examples
+    --------
+    >>> backend, why = bridge.detect_backend()
+    >>> backend in ("managed", "host")
+    True
     """
     count, why_not = load_driver()
     if count == 0:

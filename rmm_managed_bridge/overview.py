@@ -40,6 +40,14 @@ class peak_scope:  # noqa: N801 - used like a function, as `tag`
     peak_bytes : int
         The highest live bytes of the process since the block was entered; inside the block, until now. Exact while one
         thread allocates, and for blocks of 1 MiB and more; with several threads it may be off by 256 KiB.
+
+    Examples
+    --------
+    >>> with bridge.peak_scope() as scope:
+    ...     x = np.ones(1 << 20)
+    ...     del x
+    >>> scope.peak_bytes >= 8 << 20
+    True
     """
 
     def __init__(self) -> None:
@@ -78,6 +86,10 @@ def allocation_of(x: Any) -> Allocation | None:
         An array of any framework, or a view of one; anything with ``__cuda_array_interface__`` or
         ``__array_interface__``; an `rmm.DeviceBuffer`; or an address, also one inside a block.
 
+    Returns
+    -------
+    Allocation or None
+
     Raises
     ------
     ViewError
@@ -87,6 +99,15 @@ def allocation_of(x: Any) -> Allocation | None:
     -----
     BridgeWarning
         If `x` is in a block of which nothing was recorded: ``install(track="off")``.
+
+    Examples
+    --------
+    >>> with bridge.tag("load"):
+    ...     x = np.ones(1 << 20)
+    >>> bridge.allocation_of(x[100:]).tag
+    'load'
+    >>> print(bridge.allocation_of(0))
+    None
     """
     ptr = address_of(x).ptr
     found = ledger.allocation_of(ptr)
@@ -104,6 +125,16 @@ def stats() -> Stats:
 
     Also says, as a `BridgeWarning`, what came up in native code since and has not been said yet: the interpreter is
     asked to, but may take its time.
+
+    Returns
+    -------
+    Stats
+
+    Examples
+    --------
+    >>> x = np.ones(1 << 20)
+    >>> bridge.stats().current_bytes >= x.nbytes
+    True
     """
     messages.warn(ledger.take_pending_warnings(), heard=True)
     current_bytes, peak_bytes, foreign_frees, size_mismatches, failures, _, damaged_blocks = ledger.counters()
@@ -161,7 +192,17 @@ def pools() -> Records[Generation]:
 
 
 def status() -> Status:
-    """Return what is installed now: backend, devices, frameworks, pools."""
+    """Return what is installed now: backend, devices, frameworks, pools.
+
+    Returns
+    -------
+    Status
+
+    Examples
+    --------
+    >>> bridge.status().backend
+    'host'
+    """
     current = _current
     return Status(
         installed=current.installed,
@@ -179,7 +220,19 @@ def status() -> Status:
 
 
 def snapshot() -> Snapshot:
-    """Return a frozen copy of the live allocations, with who held what at the high-water mark."""
+    """Return a frozen copy of the live allocations, with who held what at the high-water mark.
+
+    Returns
+    -------
+    Snapshot
+        It keeps no array alive, and can be pickled.
+
+    Examples
+    --------
+    >>> x = np.ones(1 << 20)
+    >>> bridge.snapshot().top(1)[0].requested_bytes >= x.nbytes
+    True
+    """
     found = ledger.snapshot()
     if _current.track == recorded.track == "sites":
         return found
@@ -192,7 +245,21 @@ def snapshot() -> Snapshot:
 
 
 def history() -> History:
-    """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`."""
+    """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`.
+
+    Returns
+    -------
+    History
+        Oldest first.
+
+    Examples
+    --------
+    >>> bridge.record_events(100)
+    >>> x = np.ones(123_456)
+    >>> [event.action for event in bridge.history() if event.requested_bytes == x.nbytes]
+    ['allocate']
+    >>> bridge.record_events(1000, every_event=False)
+    """
     found = ledger.history()
     return replace(found, events=tuple(as_recorded(event) for event in found.events))
 
@@ -201,6 +268,13 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
     """Keep the newest `limit` events in `history`, also plain allocations and frees if `every_event`.
 
     Costs about 100 ns an event. Events so far are kept as far as they fit.
+
+    Parameters
+    ----------
+    limit : int
+        How many events are kept, 0 to 10,000,000.
+    every_event : bool
+        False: only failures, wrong frees and mismatched sizes.
 
     Raises
     ------
@@ -211,6 +285,15 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
     -----
     BridgeWarning
         With ``install(track="off")``, where plain allocations and frees are not recorded.
+
+    Examples
+    --------
+    >>> bridge.record_events(100)
+    >>> x = np.ones(234_567)
+    >>> del x
+    >>> [event.action for event in bridge.history() if event.requested_bytes == 234_567 * 8]
+    ['allocate', 'deallocate']
+    >>> bridge.record_events(1000, every_event=False)
     """
     try:
         limit = operator.index(limit) if not isinstance(limit, bool) else -1
@@ -224,7 +307,15 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
 
 
 def reset_peak() -> None:
-    """Let every peak start again from what is live now."""
+    """Let every peak start again from what is live now.
+
+    Examples
+    --------
+    >>> bridge.reset_peak()
+    >>> stats = bridge.stats()
+    >>> stats.peak_bytes == stats.current_bytes
+    True
+    """
     ledger.reset_peak()
 
 
@@ -233,6 +324,18 @@ def trim() -> int:
 
     Does not wait for blocks that device work still touches. Freeing managed memory waits for the whole device; the
     GIL is released meanwhile.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> x = np.ones(1 << 20)
+    >>> del x
+    >>> bridge.trim() > 0
+    True
     """
     return sum(pool.trim() for pool in native_pool.pools())
 
@@ -246,6 +349,10 @@ def synchronize() -> None:
     ------
     BridgeError
         If one of the streams is being captured. The capture stays valid.
+
+    Examples
+    --------
+    >>> bridge.synchronize()
     """
     for pool in native_pool.pools():
         pool.synchronize()

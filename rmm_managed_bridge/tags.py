@@ -40,6 +40,23 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
         the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it. They
         say nothing of huge pages, which are a matter of whole pools.
+
+    Raises
+    ------
+    ConfigError
+        If an argument cannot be used.
+
+    Examples
+    --------
+    >>> with bridge.tag("load", limit="1GiB"):
+    ...     x = np.ones(1 << 20)
+    >>> bridge.allocation_of(x).tag
+    'load'
+    >>> @bridge.tag("make")
+    ... def make():
+    ...     return np.ones(1000)
+    >>> bridge.allocation_of(make()).tag
+    'make'
     """
 
     __slots__ = ("_hints", "_limit_bytes", "_name")

@@ -100,6 +100,12 @@ def cupy_allocator(size_bytes: int) -> Any:
         If the pool has no memory.
     InstallError
         If no pool of the bridge serves the current device, or CuPy cannot be imported.
+
+    Examples
+    --------
+    >>> if bridge.status().devices:  # on a GPU
+    ...     import cupy
+    ...     cupy.cuda.set_allocator(bridge.cupy_allocator)
     """
     entry, allocator = _allocator()
     import cupy

@@ -31,6 +31,14 @@ class numpy_allocator:  # noqa: N801 - used like a function: `with bridge.numpy_
         On entry, or when a decorated function starts, if no pool of that kind serves.
     ConfigError
         If `kind` is none of these, or what is decorated is no function.
+
+    Examples
+    --------
+    >>> bridge.uninstall()
+    >>> with bridge.numpy_allocator("host"):
+    ...     x = np.ones(1000)
+    >>> bridge.owns(x), bridge.owns(np.ones(1000))
+    (True, False)
     """
 
     def __init__(self, kind: str | None = None) -> None:

@@ -101,6 +101,14 @@ def torch_mempool() -> Any:
     Where the pool of the bridge is exhausted, PyTorch frees what it has cached, tries again, and raises
     `torch.OutOfMemoryError`. A segment that is needed while its stream is being captured is refused with a
     `RuntimeError`: make the tensors before the capture, or let them be cached.
+
+    Examples
+    --------
+    >>> from importlib.util import find_spec
+    >>> if bridge.status().devices and find_spec("torch"):  # on a GPU
+    ...     import torch
+    ...     with torch.cuda.use_mem_pool(bridge.torch_mempool()):
+    ...         weights = torch.zeros(4096, 4096, device="cuda")
     """
     torch = _import_torch()
     if not torch.cuda.is_available():

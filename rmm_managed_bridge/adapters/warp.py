@@ -26,6 +26,13 @@ class WarpAllocator:
         False: a free makes no call that needs the device to be current.
     memory_kind : warp.MemoryKind or None
         What Warp takes the arrays to be; None if it is to ask the driver about each.
+
+    Examples
+    --------
+    >>> if bridge.status().devices:  # on a GPU
+    ...     import warp as wp
+    ...     with wp.ScopedAllocator("cuda:0", bridge.warp_allocator):
+    ...         x = wp.zeros(1000, device="cuda:0")
     """
 
     deallocate_requires_context_guard = False

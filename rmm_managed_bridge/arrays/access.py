@@ -45,6 +45,11 @@ def memory_kind(x: Any) -> MemoryKind:
     A block of the bridge has the kind of its pool, and nobody is asked. Of other memory the driver says what it is. It
     knows nothing of ordinary host memory: that is ``"host"`` if an array of the CPU says that it is its own, and
     ``"unknown"`` as a bare address.
+
+    Examples
+    --------
+    >>> bridge.memory_kind(np.ones(1000))
+    'host'
     """
     return kind_at(x, pointer_of(x))
 
@@ -52,12 +57,24 @@ def memory_kind(x: Any) -> MemoryKind:
 def memory_owner(x: Any) -> MemoryOwner:
     """Return whose memory `x` lies in.
 
+    Parameters
+    ----------
+    x
+        An array of any framework, or an address.
+
     Returns
     -------
     str
         ``"bridge"``: a live block of ours, whatever made the array. ``"other"``: memory that another allocator made.
         ``"wrapped"``: memory that the array's framework says it did not make itself. ``"unknown"``: nobody knows, as
         of a bare address of host memory, or of a block that was freed.
+
+    Examples
+    --------
+    >>> x = np.ones(1000)
+    >>> bridge.uninstall()
+    >>> bridge.memory_owner(x), bridge.memory_owner(np.ones(1000))
+    ('bridge', 'other')
     """
     ptr = pointer_of(x)
     if ptr != 0 and blocks.block_of(ptr) is not None:
@@ -91,6 +108,11 @@ def can_access(device: Any, x: Any) -> bool:
     ------
     ConfigError
         If `device` is neither.
+
+    Examples
+    --------
+    >>> bridge.can_access("cpu", np.ones(1000))
+    True
     """
     return _why_not(_number_of(device, "can_access"), x) is None
 
@@ -98,12 +120,23 @@ def can_access(device: Any, x: Any) -> bool:
 def require_access(device: Any, x: Any) -> None:
     """Raise, unless `can_access`.
 
+    Parameters
+    ----------
+    device
+        ``"cpu"``, ``"cuda:0"``, a device number, or a device object of a framework; ``"cuda"`` is device 0.
+    x
+        An array of any framework, or an address.
+
     Raises
     ------
     AccessError
         With the reason, and what to do about it.
     ConfigError
         If `device` is not one.
+
+    Examples
+    --------
+    >>> bridge.require_access("cpu", np.ones(1000))
     """
     reason = _why_not(_number_of(device, "require_access"), x)
     if reason is not None:
@@ -118,6 +151,11 @@ def checked_access() -> Iterator[None]:
     current in their framework, where the next kernel would run. A library that takes an `as_dlpack` export needs access
     from the device that it asks for, and one that names no stream, from the CPU. Without this only the kind of memory
     is looked at. The setting belongs to the context (`contextvars`): tasks inherit it, other threads do not.
+
+    Examples
+    --------
+    >>> with bridge.checked_access():
+    ...     total = bridge.as_numpy(np.ones(1000)).sum()
     """
     token = _checked.set(True)
     try:

@@ -10,10 +10,23 @@ from rmm_managed_bridge.errors import AccessError
 def ipc_handle(x: Any) -> NoReturn:
     """Raise: memory of the bridge cannot be exported to another process.
 
+    Parameters
+    ----------
+    x
+        An array of any framework, or an address.
+
     Raises
     ------
     AccessError
         Always, with the reason and what to do instead.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.ipc_handle(np.ones(1000))
+    ... except bridge.AccessError as error:
+    ...     print("multiprocessing.shared_memory" in str(error))
+    True
     """
     ptr = pointer_of(x)
     kind = kind_at(x, ptr)

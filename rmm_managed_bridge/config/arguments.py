@@ -59,6 +59,13 @@ class Hints:
     ------
     ConfigError
         If one of them is not what it may be.
+
+    Examples
+    --------
+    >>> print(bridge.Hints("device", min_bytes="16MiB"))
+    device from 16.0 MiB
+    >>> bridge.Hints.host.placement
+    'host'
     """
 
     placement: str

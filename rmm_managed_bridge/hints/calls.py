@@ -59,6 +59,13 @@ def prefetch(x: Any, to: Any, stream: Any = None, *, strict: bool = False) -> Hi
     -----
     Does not wait, and never changes contents. May be called from any thread. Not given on a stream that is being
     captured: it would become part of the graph, and move memory at each replay.
+
+    Examples
+    --------
+    >>> field = np.ones(1 << 20, np.float32)
+    >>> done = bridge.prefetch(field, "cpu")
+    >>> bool(done), str(done.reason)
+    (False, 'host memory')
     """
     place = place_of(to)
     targets, several = targets_of(x)
@@ -110,6 +117,12 @@ def advise(
     Advice belongs to pages. It is taken back when the block is freed, from every page on which no other advised block
     lies; where one does, with that one. An array that is resized and moves loses it. Where two blocks on one page were
     given different advice, the page has both, and the last preferred location.
+
+    Examples
+    --------
+    >>> field = np.ones(1 << 20, np.float32)
+    >>> str(bridge.advise(field, preferred_location="cpu").reason)
+    'host memory'
     """
     if read_mostly is not None and not isinstance(read_mostly, bool | np.bool_):
         raise ConfigError(f"read_mostly={shown(read_mostly)} is not True, False or None")
@@ -149,6 +162,12 @@ def discard(x: Any, *, strict: bool = False) -> HintResult:
     What is read before it is written again is anything, and may differ from read to read. The contents go after the
     device work that the bridge knows of on the block; then the stream of the framework of `x` waits for that, and for
     NumPy arrays and addresses the CPU does, with the GIL released. Needs a driver for CUDA 12.8 or newer.
+
+    Examples
+    --------
+    >>> scratch = np.ones(1 << 20, np.float32)
+    >>> str(bridge.discard(scratch).reason)
+    'host memory'
     """
     targets, several = targets_of(x)
     return _conclude("discard", [act.discard(target) for target in targets], several, strict)
@@ -162,10 +181,20 @@ def residency(x: Any) -> Residency:
     x
         An array of any framework, an address, or a pair (address, size_bytes).
 
+    Returns
+    -------
+    Residency
+        On the host backend, and for memory that is not the bridge's, with a `reason` and nothing else.
+
     Raises
     ------
     ViewError
         If `x` has no address.
+
+    Examples
+    --------
+    >>> print(bridge.residency(np.ones(1 << 20)))
+    residency not known: host memory (it is on the CPU for good; nothing moves, so nothing need be asked)
     """
     target = target_of(x)
     reason = target.refusal()

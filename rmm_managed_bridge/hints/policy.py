@@ -44,6 +44,12 @@ class using_hints:  # noqa: N801 - used like a function: `with bridge.using_hint
     Notes
     -----
     New blocks of RMM and PyTorch are made without the GIL, where no context is seen: for them only `install` counts.
+
+    Examples
+    --------
+    >>> field = np.ones(1 << 20, np.float32)
+    >>> with bridge.using_hints("host"):  # on a GPU, what is handed over in here stays with the CPU
+    ...     total = bridge.as_numpy(field).sum()
     """
 
     __slots__ = ("_hints",)

@@ -7,7 +7,13 @@ from rmm_managed_bridge.units import format_bytes
 
 
 class HintSkip(enum.StrEnum):
-    """Why a hint was not given. `bridge.stats()` counts them under these texts."""
+    """Why a hint was not given. `bridge.stats()` counts them under these texts.
+
+    Examples
+    --------
+    >>> bridge.prefetch(np.ones(1 << 20), "cpu").reason is bridge.HintSkip.HOST
+    True
+    """
 
     ENDED = "the process was forked or is exiting"
     EMPTY = "no bytes"
@@ -49,6 +55,13 @@ class HintResult:
 
     Done means that the driver took the call, not that pages have moved: a prefetch moves them in the order of its
     stream, and advice acts when they are next touched.
+
+    Examples
+    --------
+    >>> done = bridge.prefetch(np.ones(1 << 20), "cpu")
+    >>> if not done:
+    ...     print(done)
+    prefetch skipped: host memory (it is on the CPU for good; nothing moves, so nothing need be asked)
     """
 
     action: str
@@ -83,6 +96,12 @@ class Residency:
 
     The driver's answers are for the whole range: None, False or nothing where its pages differ. They tell what was
     asked for, never where pages are at this moment; the driver does not say that.
+
+    Examples
+    --------
+    >>> where = bridge.residency(np.ones(1 << 20))
+    >>> where.asked, str(where.reason)
+    (None, 'host memory')
     """
 
     asked: str | None

@@ -28,6 +28,14 @@ class installed(contextlib.ContextDecorator):  # noqa: N801 - used like a functi
     ------
     InstallError, BackendError, FrameworkError, ConfigError
         As `install` does, from the ``with``.
+
+    Examples
+    --------
+    >>> bridge.uninstall()
+    >>> with bridge.installed("host"):
+    ...     x = np.ones(1000)
+    >>> bridge.owns(x), bridge.status().installed
+    (True, False)
     """
 
     def __init__(self, backend: str | None = None, **arguments: Any) -> None:

@@ -94,6 +94,13 @@ class ManagedBridgeResource(NativeBridgeResource):
     Streams: a block is safe for work enqueued on the stream it was allocated on, from then on. It goes back in the
     order of the stream that `deallocate` names. Under ``install(hints="device")`` new blocks of managed memory are
     prefetched on that stream; hints of contexts and tags are not seen here.
+
+    Examples
+    --------
+    >>> import rmm
+    >>> if bridge.status().devices:  # streams are a device's
+    ...     pool = bridge.ManagedBridgeResource(rmm.mr.ManagedMemoryResource(), maximum_pool_size="64MiB")
+    ...     rmm.mr.set_per_device_resource(0, pool)
     """
 
     def __new__(

@@ -10,7 +10,14 @@ GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind"
 
 
 class CallSite(NamedTuple):
-    """The first frame outside the bridge and the frameworks; file ``"native"`` where there was none to read."""
+    """The first frame outside the bridge and the frameworks; file ``"native"`` where there was none to read.
+
+    Examples
+    --------
+    >>> x = np.ones(1000)
+    >>> bridge.allocation_of(x).site.line
+    1
+    """
 
     file: str
     line: int
@@ -21,7 +28,16 @@ class CallSite(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """One live block, as it was when the record was read."""
+    """One live block, as it was when the record was read.
+
+    Examples
+    --------
+    >>> with bridge.tag("load"):
+    ...     x = np.ones(1 << 20)
+    >>> record = bridge.allocation_of(x)
+    >>> record.requested_bytes, record.framework, record.tag, record.kind
+    (8388608, 'numpy', 'load', 'host')
+    """
 
     ptr: int
     requested_bytes: int

@@ -21,7 +21,17 @@ from rmm_managed_bridge.units import format_bytes, format_count
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters over all pools of this process, read at one moment; exact if no other thread allocates meanwhile."""
+    """Counters over all pools of this process, read at one moment; exact if no other thread allocates meanwhile.
+
+    Examples
+    --------
+    >>> x = np.ones(1 << 20)
+    >>> stats = bridge.stats()
+    >>> stats.current_bytes >= x.nbytes and stats.reserved_bytes >= stats.current_bytes
+    True
+    >>> stats.by("framework")["numpy"].current_count >= 1
+    True
+    """
 
     current_bytes: int
     current_count: int
@@ -95,7 +105,14 @@ class Stats:
 
 @dataclass(frozen=True)
 class Status:
-    """What is installed now. Printable."""
+    """What is installed now. Printable.
+
+    Examples
+    --------
+    >>> status = bridge.status()
+    >>> status.installed, status.backend, status.frameworks["numpy"]
+    (True, 'host', 'hooked')
+    """
 
     installed: bool
     backend: str | None

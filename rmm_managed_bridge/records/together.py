@@ -64,6 +64,15 @@ class Snapshot:
     """A frozen copy of the live allocations. It keeps no memory alive and does not change.
 
     ``print(snapshot)`` sums by line; ``print(snapshot.allocations)`` shows every block.
+
+    Examples
+    --------
+    >>> before = bridge.snapshot()
+    >>> with bridge.tag("load"):
+    ...     x = np.ones(1 << 20)
+    >>> change = bridge.snapshot().compare(before)
+    >>> [(each.tag, each.requested_bytes) for each in change.added]
+    [('load', 8388608)]
     """
 
     allocations: tuple[Allocation, ...]

@@ -19,7 +19,28 @@ from rmm_managed_bridge.hints import handovers, policy
 
 
 def owns(x: Any) -> bool:
-    """Return True if `x`, an array of any framework or an address, lies in a live block of the bridge."""
+    """Return True if `x`, an array of any framework or an address, lies in a live block of the bridge.
+
+    Parameters
+    ----------
+    x
+        An array of any framework, or an address.
+
+    Returns
+    -------
+    bool
+        Also of a view, a slice, or an address inside a block.
+
+    Raises
+    ------
+    ViewError
+        If `x` has no address.
+
+    Examples
+    --------
+    >>> bridge.owns(np.ones(1000)), bridge.owns(np.frombuffer(b"text", np.uint8))
+    (True, False)
+    """
     return blocks.find(address_of(x).ptr) is not None
 
 
@@ -40,6 +61,11 @@ def record_stream(x: Any, stream: Any) -> None:
         If `x` is not in a live block of the bridge.
     BridgeError
         If the stream is being captured.
+
+    Examples
+    --------
+    >>> x = np.ones(1000)
+    >>> bridge.record_stream(x, 0)  # the default stream; on the host backend nothing is waited for
     """
     ptr = address_of(x).ptr
     hold(ptr, stream)

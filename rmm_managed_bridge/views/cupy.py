@@ -41,6 +41,13 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     current now and for the one that is current when the view goes away.
 
     The hints in use (`using_hints`, `tag`, `install`) are given on the current stream before this returns.
+
+    Examples
+    --------
+    >>> field = np.ones(1000, np.float32)
+    >>> if bridge.status().devices:  # on a GPU
+    ...     shared = bridge.as_cupy(field)
+    ...     shared *= 2
     """
     cupy = import_framework("cupy")
     check_hand_over(cupy.cuda.Device, x)

@@ -50,6 +50,14 @@ def as_dlpack(x: Any) -> "DLPackArray":
     after the work on the block so far, and the block is not reused before the work on the stream that is current when
     the library lets go of it. A library that names no stream, another one, or the CPU, gets the array once the work so
     far is finished, as for `as_numpy`; what it does on streams of its own afterwards, only `record_stream` tells.
+
+    Examples
+    --------
+    >>> x = np.ones(1000, np.float32)
+    >>> shared = np.from_dlpack(bridge.as_dlpack(x))
+    >>> shared[0] = 2.0
+    >>> float(x[0])
+    2.0
     """
     return DLPackArray(x)
 

@@ -40,6 +40,14 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     device, which would destroy captures that the bridge knows nothing of. The GIL is released while it waits.
 
     With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
+
+    Examples
+    --------
+    >>> field = np.ones(1000, np.float32)
+    >>> shared = bridge.as_warp(field)
+    >>> shared.fill_(2.0)
+    >>> float(bridge.as_numpy(shared).mean())
+    2.0
     """
     check_hand_over(lambda: "cpu", x)
     array = known(x)

@@ -41,6 +41,14 @@ def as_torch(x: Any) -> "torch.Tensor":
     -----
     Order and hints are as for `as_cupy`, on the stream that is PyTorch's current one on the device now. This goes
     through ``__cuda_array_interface__``: PyTorch's DLPack import knows no managed memory.
+
+    Examples
+    --------
+    >>> from importlib.util import find_spec
+    >>> field = np.ones(1000, np.float32)
+    >>> if bridge.status().devices and find_spec("torch"):  # on a GPU
+    ...     tensor = bridge.as_torch(field)
+    ...     tensor *= 2
     """
     torch = import_framework("torch")
     check_hand_over(torch.cuda.current_device, x)
