@@ -67,7 +67,7 @@ def memory_owner(x: Any) -> MemoryOwner:
     str
         ``"bridge"``: a live block of ours, whatever made the array. ``"other"``: memory that another allocator made.
         ``"wrapped"``: memory that the array's framework says it did not make itself. ``"unknown"``: nobody knows, as
-        of a bare address of host memory, or of a block that was freed.
+        of a bare address of host memory, or of a block that was freed. Never an error.
 
     Examples
     --------

@@ -86,6 +86,13 @@ class ManagedBridgeResource(NativeBridgeResource):
     kind : str
         ``"managed"``, ``"system"``, ``"pinned"``, ``"host"`` or ``"device"``.
 
+    Raises
+    ------
+    ConfigError
+        If an argument is not what it may be.
+    BackendError
+        If RMM is another release than the one that the native part was built for.
+
     Notes
     -----
     Threads: all methods may be called from any thread. C++ code that calls the resource without the GIL is recorded

@@ -67,6 +67,31 @@ import warp as wp
 )
 # By page and the beginning of the block, so that a block which is rewritten asks for its set-up again.
 SETUP: dict[tuple[str, str], str] = {
+    ("docs/guide/sharing.md", "bridge.install("): _IMPORTS,
+    ("docs/guide/sharing.md", "points ="): f"{_HOST}\nimport warp as wp\n",
+    ("docs/guide/sharing.md", "with cupy.cuda.using_allocator"): f"""{_GPU}
+bridge.install("managed", initial_pool_size="256MiB")
+""",
+    ("docs/guide/sharing.md", "shared = np.from_dlpack"): _HOST,
+    ("docs/guide/sharing.md", "tensor ="): f"""import torch{_IMPORTS}
+bridge.install("managed", initial_pool_size="256MiB")
+field = np.ones(1000, np.float32)
+""",
+    ("docs/guide/memory.md", "x = np.ones("): _HOST,
+    ("docs/guide/memory.md", "before = "): _HOST,
+    ("docs/guide/memory.md", "bridge.reset_peak()"): _HOST,
+    ("docs/guide/testing.md", "def test_smooth"): _IMPORTS,
+    ("docs/guide/libraries.md", "def smooth"): _IMPORTS,
+    ("docs/guide/libraries.md", "def to_device"): f"{_IMPORTS}\nimport warp as wp\n",
+    ("docs/guide/libraries.md", "@bridge.numpy_allocator"): _IMPORTS,
+    ("docs/guide/libraries.md", "pool = "): f"import rmm{_IMPORTS}",
+    ("docs/guide/extensions.md", "import contextvars"): _IMPORTS,
+    ("docs/guide/backends.md", "print(bridge.detect_backend"): _IMPORTS,
+    ("docs/guide/backends.md", "try:"): _IMPORTS,
+    ("docs/guide/backends.md", "bridge.uninstall()"): _IMPORTS,
+    ("docs/guide/provenance.md", "def largest"): _HOST,
+    ("docs/guide/provenance.md", "bridge.record_events"): _HOST,
+    ("docs/guide/provenance.md", "import warnings"): f"{_HOST}\nprogram = bridge.status\n",
     ("docs/guide/access.md", "bridge.memory_kind(x)"): _HOST,
     ("docs/guide/provenance.md", 'with bridge.tag("load")'): _HOST,
     ("docs/guide/hints.md", "bridge.prefetch(field"): _HOST,
