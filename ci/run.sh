@@ -62,7 +62,7 @@ check_stubs() { # outside the checkout, where the source folder would be importe
 step "environment" make_environment
 step "tests (the README's command)" run_readme_tests
 step "wheel" build_wheel
-step "tools" pip install "${wheel}[check]"
+step "tools" pip install "${wheel}[check,docs]"
 step "lint" ruff check .
 step "format" ruff format --check .
 step "format (C++)" clang-format --dry-run -Werror $(git ls-files '*.cpp' '*.hpp')
@@ -72,5 +72,7 @@ step "stubs" check_stubs
 step "layers" python ci/tools/check_layers.py
 step "includes" python ci/tools/check_includes.py
 step "file length" python ci/tools/check_file_length.py
+step "documents" python ci/tools/check_documents.py
+step "site" sphinx-build -q -W --keep-going -b html docs "$work/site"
 step "wheel content" python ci/tools/check_wheel.py "$wheel" --forbid "$root" --forbid "$work"
 echo "== all passed in $SECONDS s"
