@@ -9,7 +9,9 @@ from rmm_managed_bridge._native.blocks import Block, KnownArray
 from rmm_managed_bridge.arrays.address import Address, address_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
+from rmm_managed_bridge.frameworks.places import CPU, device_number
 
+_NOT_HOOKED_ON_CPU = {"warp": "Warp", "torch": "PyTorch"}
 HOST_ACCESSIBLE = ("host", "managed", "system", "pinned")
 DEVICE_ACCESSIBLE = ("managed", "system", "pinned", "device")
 
@@ -104,6 +106,12 @@ def require_host(array: KnownArray) -> None:
 
 def not_ours(x: Any) -> str:
     """Return why memory from elsewhere cannot be shared."""
+    maker = registry.framework_for(x).name
+    if maker in _NOT_HOOKED_ON_CPU and device_number(getattr(x, "device", None), "device", "") == CPU:
+        return (
+            f"this {type(x).__name__} is {_NOT_HOOKED_ON_CPU[maker]}'s own memory of the CPU, which is never the "
+            f"bridge's; make the array with NumPy, and take as_{maker}() of it"
+        )
     return (
         f"this {type(x).__name__} does not lie in a live block of the bridge, so it cannot be shared without a copy; "
         "make it while the bridge is installed for its framework (see status()), or copy it into an array that is"

@@ -247,7 +247,8 @@ def read_config(
         if found is None:
             return default
         if not isinstance(found, str) or found not in choices:
-            raise ConfigError(f"{source}={shown(found)} is not one of {', '.join(map(repr, choices))}")
+            cure = _if_a_size(found) if name == "backend" else ""
+            raise ConfigError(f"{source}={shown(found)} is not one of {', '.join(map(repr, choices))}{cure}")
         return found
 
     def switch(name: str, value: object, default: bool) -> bool:
@@ -308,6 +309,14 @@ def read_config(
     if complaints := unknown_in(environment, sources):
         warn_user("; ".join(complaints))
     return config
+
+
+def _if_a_size(backend: object) -> str:
+    try:
+        parse_bytes(backend)  # type: ignore[arg-type]  # which says so
+    except ConfigError:
+        return ""
+    return f"; for the size of the pool write install(initial_pool_size={shown(backend)})"
 
 
 def _require_sizes(config: BridgeConfig, sources: Mapping[str, str]) -> None:

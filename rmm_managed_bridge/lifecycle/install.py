@@ -13,6 +13,7 @@ from rmm_managed_bridge._native import pressure
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.adapters.torch import serve
 from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
+from rmm_managed_bridge.config.defaults import signature_with_defaults
 from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, shown, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.lifecycle import reinitialize
@@ -326,6 +327,9 @@ def install(
             _warn_of_contradiction(config)
         _log.info("rmm_managed_bridge uses the %s backend: %s", bridge.backend, bridge.reason)
         return bridge
+
+
+install.__signature__ = signature_with_defaults(install)  # type: ignore[attr-defined]
 
 
 def enter_block(backend: str | None, **arguments: Any) -> tuple[Bridge, Callable[[], None]]:

@@ -1,12 +1,13 @@
 """`installed`: a bridge for a ``with`` block."""
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 from rmm_managed_bridge.errors import BridgeError, InstallError
-from rmm_managed_bridge.lifecycle.install import Bridge, enter_block
+from rmm_managed_bridge.lifecycle.install import Bridge, enter_block, install
 
 
 class installed(contextlib.ContextDecorator):  # noqa: N801 - used like a function: `with bridge.installed():`
@@ -63,3 +64,7 @@ class installed(contextlib.ContextDecorator):  # noqa: N801 - used like a functi
 
     def __bool__(self) -> NoReturn:
         raise BridgeError("installed(...) is for a `with` block and has no truth; ask status().installed")
+
+
+# Completion knows the arguments by this.
+installed.__signature__ = inspect.signature(install).replace(return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]

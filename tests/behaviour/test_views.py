@@ -181,6 +181,15 @@ def test_a_thing_that_is_no_array_is_refused(convert: Callable[[Any], Any], thin
 
 
 @pytest.mark.behaviour("I3")
+@pytest.mark.behaviour("U2")
+@pytest.mark.requires("warp")
+def test_arrays_that_warp_made_on_the_cpu_are_refused_with_what_can_be_done(warp: Any) -> None:
+    made_by_warp = warp.zeros(10, device="cpu")
+    for share in (bridge.as_numpy, bridge.as_dlpack):
+        with pytest.raises(bridge.ViewError, match=r"Warp's own memory of the CPU.* take as_warp\(\) of it"):
+            share(made_by_warp)
+
+
 @pytest.mark.requires("warp")
 def test_as_warp_takes_rows_as_vectors(warp: Any) -> None:
     points = np.zeros((10, 3), np.float32)
