@@ -4,6 +4,7 @@ from typing import Any
 
 from rmm_managed_bridge._native import cupy_entry
 from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge.adapters.cupy_pool import DefaultPoolCall
 from rmm_managed_bridge.arrays.ipc import ExportGuard
 from rmm_managed_bridge.errors import FrameworkError, InstallError
 from rmm_managed_bridge.frameworks import registry
@@ -26,6 +27,7 @@ class CupyAdapter:
         self._before: Any = None
         self._mine: Any = None
         self._exports = ExportGuard(cupy.cuda.runtime, "ipcGetMemHandle")
+        self._default_pool = DefaultPoolCall(cupy)
 
     def hook(self) -> None:
         """Set the allocator for every device that has a pool."""
@@ -39,10 +41,12 @@ class CupyAdapter:
         except ValueError as error:  # inside `using_allocator`
             raise InstallError(f"CuPy's allocator cannot be set here: {error}") from None
         self._exports.put()
+        self._default_pool.put()
 
     def unhook(self) -> str | None:
         """Put back the allocator that was set before. Returns why not, if another was set since."""
         self._exports.take_away()
+        self._default_pool.take_away()
         if self._cupy.cuda.get_allocator() != self._mine:
             return "CuPy's allocator was changed since and was left as it is"
         self._cupy.cuda.set_allocator(self._before)

@@ -110,6 +110,28 @@ def ipc_get_mem_handle(ptr: int) -> bytes:
     return b"handle of CuPy's own"
 
 
+class MemoryPool:
+    """CuPy's own pool: nothing is in it, and it takes note of what it is told."""
+
+    def __init__(self) -> None:
+        self.freed = 0
+        self.limit = 0
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        self.freed += 1
+
+    def used_bytes(self) -> int:
+        return 0
+
+    free_bytes = total_bytes = used_bytes
+
+    def set_limit(self, size: int = 0) -> None:
+        self.limit = size
+
+    def get_limit(self) -> int:
+        return self.limit
+
+
 class StubCupy:
     """The module `cupy`, as far as the bridge uses it."""
 
@@ -117,6 +139,8 @@ class StubCupy:
         self._allocator: Any = default_allocator
         self._thread = threading.local()
         self.stream = Stream()
+        self.own_pool = MemoryPool()
+        self.get_default_memory_pool = lambda: self.own_pool
         self.ndarray = ndarray
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True,
