@@ -10,6 +10,7 @@ from typing import Any
 from rmm_managed_bridge._native import library_path, torch_entry
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
+from rmm_managed_bridge.adapters.torch_calls import tell_of_the_bridge
 from rmm_managed_bridge.arrays.ipc import guard_torch
 from rmm_managed_bridge.errors import FrameworkError
 from rmm_managed_bridge.frameworks import torch as frameworks_torch
@@ -55,6 +56,7 @@ class TorchAdapter:
         serve(self._pools)
         _kept = dict(self._resources)
         guard_torch(self._torch)
+        tell_of_the_bridge(self._torch)
 
     def unhook(self) -> str | None:
         """Leave all as it is, and say so."""

@@ -113,6 +113,11 @@ class Stream:
         self.stream_id = handle * 8 + 3
 
 
+def not_its_own(device: Any = None) -> int:
+    """PyTorch's counters, under an allocator that is not its own."""
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+
 class StubTorch(types.ModuleType):
     """The module `torch`, as far as the bridge uses it."""
 
@@ -120,6 +125,7 @@ class StubTorch(types.ModuleType):
         super().__init__("torch")
         self.stream = 0
         self.device = 0
+        self.cache_emptied = 0
         self.initialized = False
         self.current: NativeAllocator | None = None
         self.pool: MemPool | None = None
@@ -134,10 +140,16 @@ class StubTorch(types.ModuleType):
             MemPool=MemPool,
             Stream=self.give_out_stream,
             current_stream=lambda device: types.SimpleNamespace(cuda_stream=self.stream, stream_id=self.stream),
+            empty_cache=self.empty_cache,
+            memory_allocated=not_its_own,
+            memory_reserved=not_its_own,
             memory=types.SimpleNamespace(
                 CUDAPluggableAllocator=CUDAPluggableAllocator, change_current_allocator=self.change_current_allocator
             ),
         )
+
+    def empty_cache(self) -> None:
+        self.cache_emptied += 1
 
     def change_current_allocator(self, allocator: CUDAPluggableAllocator) -> None:
         if self.initialized:
