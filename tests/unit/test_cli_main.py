@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import click
 import pytest
+from helpers.programs import run_python
 
 from rmm_managed_bridge.cli.main import main, rmm_bridge
 from rmm_managed_bridge.errors import BackendError, BridgeError
@@ -101,3 +102,9 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"rmm-bridge {bridge.__version__}\n"
+
+
+def test_completion_that_the_guide_describes_is_there() -> None:
+    code = "import sys\nsys.argv[:] = ['rmm-bridge']\nfrom rmm_managed_bridge.cli.main import main\nsys.exit(main())\n"
+    done = run_python(code, environment={"_RMM_BRIDGE_COMPLETE": "bash_source"})
+    assert "complete -o nosort -F _rmm_bridge_completion rmm-bridge" in done.stdout
