@@ -36,7 +36,9 @@ def write_index(app: Any, name: str, content: list[str]) -> None:
     """Make the first page: the index, with contents after it. Files outside docs are named and not linked."""
     if name != root_doc:
         return
-    index = (Path(app.srcdir) / "README.md").read_text(encoding="utf-8")
+    page = Path(app.srcdir) / "README.md"
+    app.env.note_dependency(str(page))
+    index = page.read_text(encoding="utf-8")
     options = "```{toctree}\n:hidden:\n:caption: "
     contents = [
         "\n".join([options + section["caption"], "", *_ROW.findall(section["text"]), "```"])
