@@ -284,3 +284,16 @@ def test_an_installation_that_fails_late_leaves_numpy_alone(monkeypatch: pytest.
         bridge.install("host", frameworks=["numpy"])
     assert not bridge.status().installed
     assert not bridge.owns(np.ones(100))
+
+
+def test_what_install_tries_is_not_counted_at_the_line_that_installs() -> None:
+    code = """
+        import numpy as np
+        import rmm_managed_bridge as bridge
+
+        with bridge.tag("start"):
+            bridge.install("host")
+        assert list(bridge.stats().by("site")) == ["<rmm_managed_bridge: does NumPy use it?>:1"]
+        assert "start" not in bridge.stats().by("tag")
+        """
+    must_succeed(run_python(code))
