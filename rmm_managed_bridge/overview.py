@@ -245,7 +245,7 @@ def snapshot() -> Snapshot:
 
 
 def history() -> History:
-    """Return the newest events: failures, wrong frees and mismatched sizes, and every event after `record_events`.
+    """Return the newest events: failures, foreign frees and mismatched sizes, and every event after `record_events`.
 
     Returns
     -------
@@ -274,7 +274,7 @@ def record_events(limit: int = 1000, *, every_event: bool = True) -> None:
     limit : int
         How many events are kept, 0 to 10,000,000.
     every_event : bool
-        False: only failures, wrong frees and mismatched sizes.
+        False: only failures, foreign frees and mismatched sizes.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         where a `BridgeWarning` says so.
     hints : Hints or str, optional
         How memory with this tag is to be placed, wherever it is handed over later; tags inside inherit it. Kept with
-        the name, as it is at that place in the nesting: the last ones given count. `using_hints` goes before it. They
+        the name, as it is at that place in the nesting: the last ones given count. `using_hints` takes precedence. They
         say nothing of huge pages, which are a matter of whole pools.
 
     Raises

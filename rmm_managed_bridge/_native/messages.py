@@ -124,7 +124,7 @@ def unheld_stream(ptr: int) -> BridgeError:
 
 _DAMAGE = {
     "written_before": "was written in front of its start",
-    "written_behind": "was written behind its end",
+    "written_behind": "was written past its end",
     "written_after_free": "was written after it was freed",
 }
 

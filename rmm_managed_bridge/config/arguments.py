@@ -44,8 +44,9 @@ class Hints:
     placement : {"none", "device", "host", "read_mostly"}
         ``"device"``: for work that comes back to the same data on the device. An array that is handed to the device
         (`as_cupy`, `as_warp`) is prefetched to it on the stream that will use it, new blocks of CuPy and Warp are
-        too, and `as_numpy` prefetches home. So are new blocks that RMM (a `DeviceBuffer`, C++ code) and PyTorch make
-        on a stream, where `install` was told: these are made without the GIL, and no tag or context is seen there.
+        too, and `as_numpy` prefetches to host memory. So are new blocks that RMM (a `DeviceBuffer`, C++ code) and
+        PyTorch make on a stream, where `install` was told: these are made without the GIL, and no tag or context is
+        seen there.
         ``"host"``: for one pass over data of the CPU. The array stays where it is, and the device reads and writes it
         over the bus.
         ``"read_mostly"``: for tables that both sides read. Each gets a copy; a write ends the other copies.
@@ -276,7 +277,7 @@ def read_config(
         return None if found is None else parse_bytes_or_fraction(found, source)
 
     wanted = _read_hints(*given("hints", hints))
-    if wanted.hugepages is not None:  # in an argument: text has no word for it. So it goes before the environment.
+    if wanted.hugepages is not None:  # in an argument, since text has no word for it: before the environment
         if hugepages not in (None, wanted.hugepages):
             raise ConfigError(f"hugepages={shown(hugepages)}, but hints={wanted!r} has another; say it in one of them")
         hugepages = wanted.hugepages

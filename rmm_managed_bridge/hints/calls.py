@@ -81,20 +81,20 @@ def advise(
     accessed_by: Any = _UNCHANGED,
     strict: bool = False,
 ) -> HintResult:
-    """Tell the driver how memory will be used from now on. Ends with the block, or when it is taken back.
+    """Tell the driver how memory will be used from now on. Ends with the block, or when it is reset.
 
     Parameters
     ----------
     x
         As for `prefetch`.
     read_mostly : bool, optional
-        True: each processor that reads a page keeps a copy, until somebody writes to it. False takes it back.
+        True: each processor that reads a page keeps a copy, until somebody writes to it. False resets it.
     preferred_location : place, optional
         Where pages stay if they can: ``"cpu"`` or a device. A processor that reaches them there does so without moving
-        them. None takes it back.
+        them. None resets it.
     accessed_by : place or sequence of places, optional
         Who keeps the pages mapped, so that they are reached without a fault wherever they lie: all of those who do,
-        from now on. None takes it back.
+        from now on. None resets it.
     strict
         Raise instead of skipping.
 
@@ -114,7 +114,7 @@ def advise(
     -----
     Acts at once, in no stream's order, and never changes contents. May be called from any thread.
 
-    Advice belongs to pages. It is taken back when the block is freed, from every page on which no other advised block
+    Advice belongs to pages. It is reset when the block is freed, from every page on which no other advised block
     lies; where one does, with that one. An array that is resized and moves loses it. Where two blocks on one page were
     given different advice, the page has both, and the last preferred location.
 

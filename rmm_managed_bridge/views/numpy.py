@@ -39,7 +39,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     that its framework enqueues on now, and for every other stream whose object the bridge holds; never for the whole
     device, which would destroy captures that the bridge knows nothing of. The GIL is released while it waits.
 
-    With `Hints.device` in use, arrays of 4 MiB and more are prefetched home first, and the wait includes that.
+    With `Hints.device` in use, arrays of 4 MiB and more are prefetched to host memory first, and the wait includes it.
 
     Examples
     --------

@@ -46,7 +46,7 @@ def expect(action: Callable[[], None], text: str) -> str:
 
 @pytest.mark.parametrize(
     ("offset", "where"),
-    [(1000, "behind its end"), (1063, "behind its end"), (-1, "in front of"), (-512, "in front of")],
+    [(1000, "past its end"), (1063, "past its end"), (-1, "in front of"), (-512, "in front of")],
 )
 def test_writing_past_a_block_is_named_with_its_place(debug: Any, offset: int, where: str) -> None:
     def overrun() -> None:

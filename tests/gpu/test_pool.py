@@ -24,7 +24,7 @@ def cleared(rmm_pool):
 
 def test_debug_mode_finds_a_kernel_that_writes_past_its_block(cleared, cupy, slow, gpu_install) -> None:
     gpu_install(cleared, frameworks=["numpy", "cupy"], pool="debug", maximum_pool_size="256MiB")
-    with pytest.warns(cleared.BridgeWarning, match=r"of 4000 bytes .*cupy.* was written behind its end") as said:
+    with pytest.warns(cleared.BridgeWarning, match=r"of 4000 bytes .*cupy.* was written past its end") as said:
         array = cupy.zeros(1000, "f4")
         memory = cupy.cuda.UnownedMemory(array.data.ptr, 4004, array)
         longer = cupy.ndarray(1001, "f4", cupy.cuda.MemoryPointer(memory, 0))
