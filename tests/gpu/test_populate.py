@@ -9,15 +9,12 @@ pytestmark = [pytest.mark.requires("gpu"), pytest.mark.requires("cupy")]
 
 @pytest.mark.behaviour("A4")
 def test_new_memory_of_a_device_is_populated_once(bridge, cupy) -> None:
-    before = bridge.stats()
-    array = cupy.arange(64 * MIB, dtype="u1")
-    after = bridge.stats()
-    assert after.populated_bytes - before.populated_bytes in (0, 64 * MIB), "once at most"
-    expected = int(array.sum(dtype="u8"))
-    del array
+    expected = int(cupy.arange(64 * MIB, dtype="u1").sum(dtype="u8"))  # which has memory for what follows
+    populated = bridge.stats().populated_bytes
+    assert populated >= 64 * MIB
     again = cupy.arange(64 * MIB, dtype="u1")
-    assert bridge.stats().populated_bytes == after.populated_bytes
     assert int(again.sum(dtype="u8")) == expected
+    assert bridge.stats().populated_bytes == populated
 
 
 @pytest.mark.behaviour("A4")
