@@ -11,6 +11,7 @@ from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge._native.recorded import RECORD_IT, as_recorded
 from rmm_managed_bridge.arrays.address import address_of
 from rmm_managed_bridge.errors import ConfigError, shown, warn_user
+from rmm_managed_bridge.frameworks.numpy_handlers import foreign_handler
 from rmm_managed_bridge.hints import counters
 from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Records, Snapshot, Stats, Status
 from rmm_managed_bridge.units import format_bytes
@@ -215,8 +216,15 @@ def status() -> Status:
         hugepages=current.hugepages,
         pools=pools(),
         hints=current.hints,
-        notes=current.notes,
+        notes=current.notes + _notes_of_this_context(),
     )
+
+
+def _notes_of_this_context() -> tuple[str, ...]:
+    other = foreign_handler() if _current.numpy_scope is not None else None
+    if other is None:
+        return ()
+    return (f"NumPy's arrays of this context come from {other!r}, a handler of somebody else's, and not from the pool",)
 
 
 def snapshot() -> Snapshot:

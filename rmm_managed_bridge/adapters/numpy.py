@@ -10,7 +10,8 @@ from rmm_managed_bridge._native import blocks, numpy_handler
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.adapters.numpy_errors import MemoryNotes
 from rmm_managed_bridge.arrays.layout import HOST_ACCESSIBLE
-from rmm_managed_bridge.errors import FrameworkError
+from rmm_managed_bridge.errors import FrameworkError, warn_user
+from rmm_managed_bridge.frameworks.numpy_handlers import foreign_handler
 
 OLDEST = (2, 1)
 
@@ -60,6 +61,11 @@ class NumpyAdapter:
             self._put_back()
             raise
         self._notes.put_on()
+        if (other := foreign_handler()) is not None:
+            warn_user(
+                f"NumPy's arrays of this context come from {other!r}, a handler that somebody else set before, and not "
+                'from the pool; install(numpy_scope="context") takes its place here, or install before it is set'
+            )
 
     def _check(self) -> None:
         # From code with a name of its own, which reports show in place of the line that installs.

@@ -119,6 +119,16 @@ class Bridge:
         hooked = ", ".join(name for name, how in self._hooks.states.items() if how == "hooked") or "nothing"
         return f"<Bridge: {self.backend} on {where}, hooked: {hooked}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the `Status` of this process: pools stay where they are."""
+        return _as_it_is, (overview.status(),)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
     def _publish(self) -> None:
         overview.note_installed(
             Status(
@@ -152,6 +162,10 @@ class Bridge:
             ) from error
         self._hooks.move()
         self._publish()
+
+
+def _as_it_is(status: Status) -> Status:
+    return status
 
 
 def install(
@@ -250,7 +264,8 @@ def install(
     Returns
     -------
     Bridge
-        The one that is installed. Calling again with nothing new returns it as it is.
+        The one that is installed. Calling again with nothing new returns it as it is. It is pickled as the `Status` of
+        its process, so that it can be the result of a function that runs elsewhere.
 
     Raises
     ------
@@ -383,12 +398,15 @@ def _notes(backend: str, config: BridgeConfig) -> tuple[str, ...]:
     """What was asked for in good faith and does nothing here: a program for a GPU also runs without one."""
     if backend != "host":
         return ()
+    if config.initial_pool_size is None:
+        return _pointless_on_host(config)
+    size = format_bytes(config.initial_pool_size)
+    note = f"initial_pool_size ({size}) has no effect on the host backend: its pool takes memory as it is needed"
+    return (note, *_pointless_on_host(config))
+
+
+def _pointless_on_host(config: BridgeConfig) -> tuple[str, ...]:
     notes = []
-    if config.initial_pool_size is not None:
-        size = format_bytes(config.initial_pool_size)
-        notes.append(
-            f"initial_pool_size ({size}) has no effect on the host backend: its pool takes memory as it is needed"
-        )
     if config.hints.placement != "none":
         notes.append(f"hints ({config.hints.placement}) have no effect on the host backend: memory there never moves")
     if "ordering" in config.given:
@@ -400,8 +418,7 @@ def _notes(backend: str, config: BridgeConfig) -> tuple[str, ...]:
 
 def _warn_of_contradiction(config: BridgeConfig) -> None:
     """Warn where one call names the host backend and what only a device has. Sizes of pools are no such thing."""
-    pointless = [note for note in _notes("host", config) if not note.startswith("initial_pool_size")]
-    if pointless:
+    if pointless := _pointless_on_host(config):
         warn_user(f"{'; '.join(pointless)}; leave it out")
 
 

@@ -128,7 +128,7 @@ class Status:
     hints: str = "none"
     """Which hints are given where neither the context nor a tag says otherwise."""
     notes: tuple[str, ...] = ()
-    """What was asked for and has no effect here."""
+    """What was asked for and has no effect here, and what keeps arrays of this context out of the pool."""
     generations = renamed("generations", "pools")
 
     def __post_init__(self) -> None:
