@@ -113,6 +113,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         void find(const string& proc, const string& groups) except +
         CLimit smallest() except +
         bool limited()
+        size_t processors()
         CPressure look()
 
     cdef cppclass CLedger "rmm_bridge::Ledger":

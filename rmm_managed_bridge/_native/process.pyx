@@ -138,6 +138,11 @@ def memory_limit():
     return limit.bytes, "ulimit -v" if limit.who == LimitedBy.address_space else "ulimit -d"
 
 
+def processors():
+    """Return how many threads of this process can run at once."""
+    return process.limits.processors()
+
+
 def memory_pressure():
     """Return (bytes that should go back before the kernel ends somebody, whether to look again soon)."""
     cdef CPressure pressure = process.limits.look()

@@ -274,3 +274,25 @@ def test_a_program_under_ulimit_is_refused_and_goes_on(tmp_path: Path) -> None:
         f"True {(128 << 20) // 4096}",
         "True",
     ]
+
+
+def test_threads_are_no_more_than_the_processors_that_the_group_may_use(tmp_path: Path) -> None:
+    bound = len(os.sched_getaffinity(0))
+    assert native_process.processors() <= bound
+    tree = Tree(tmp_path, "0::/outer/inner\n")
+    for quota, expected in [("max 100000", bound), ("150000 100000", 1), ("50000 100000", 1), ("nonsense", bound)]:
+        tree.write("/outer", cpu_max=quota)
+        tree.write("/outer/inner", cpu_max="max 100000")
+        tree.find()
+        assert native_process.processors() == expected
+
+
+def test_threads_are_no_more_than_a_group_of_version_1_may_use(tmp_path: Path) -> None:
+    bound = len(os.sched_getaffinity(0))
+    tree = Tree(tmp_path, "4:cpu,cpuacct:/job\n")
+    for quota, expected in [(-1, bound), (100_000, 1)]:
+        folder = tree.write("/cpu/job")
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        tree.find()
+        assert native_process.processors() == expected

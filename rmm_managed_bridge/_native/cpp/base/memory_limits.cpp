@@ -1,6 +1,7 @@
 #include "base/memory_limits.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -138,15 +139,16 @@ std::uint64_t limit_of(const std::string& folder, bool unified) {
 
 }  // namespace
 
-void MemoryLimits::find(const std::string& proc, const std::string& groups) {
+std::vector<MemoryLimits::Group> MemoryLimits::groups_of(const std::string& proc, const std::string& groups,
+                                                         std::string_view controller) {
   const std::string mountinfo = read_all(proc + "/self/mountinfo");
   std::vector<Group> found;
   for_each_line(read_all(proc + "/self/cgroup"), [&](std::string_view line) {
     take(line, ':');
     const std::string_view controllers = take(line, ':');
     const bool unified = controllers.empty();
-    if (!unified && !lists(controllers, "memory")) return;
-    const Mount mount = mount_of(mountinfo, unified ? "" : "memory", groups);
+    if (!unified && !lists(controllers, controller)) return;
+    const Mount mount = mount_of(mountinfo, unified ? "" : controller, groups);
     std::string path = below(line, mount.shows);
     for (;;) {
       if (std::string folder = mount.point + path; is_folder(folder)) found.push_back({std::move(folder), unified});
@@ -154,12 +156,43 @@ void MemoryLimits::find(const std::string& proc, const std::string& groups) {
       path.resize(path.rfind('/'));
     }
   });
+  return found;
+}
+
+void MemoryLimits::find(const std::string& proc, const std::string& groups) {
+  std::vector<Group> found = groups_of(proc, groups, "memory");
+  std::uint64_t most = kNone;
+  for (const Group& group : groups_of(proc, groups, "cpu")) most = std::min(most, processors_of(group));
+  most_processors_.store(most, std::memory_order_relaxed);
   seen_events_.store(events_of(found), std::memory_order_relaxed);
   heed_until_ns_.store(0, std::memory_order_relaxed);
   limited_.store(std::ranges::any_of(found, [](const Group& group) { return limit_of(group.folder, group.unified) != kNone; }),
                  std::memory_order_relaxed);
   std::scoped_lock lock(lock_);
   groups_ = std::move(found);
+}
+
+// A quota of so much time in each period, of all threads together.
+std::uint64_t MemoryLimits::processors_of(const Group& group) {
+  std::uint64_t quota = kNone, period = kNone;
+  if (group.unified) {
+    const std::string text = read_all(group.folder + "/cpu.max");
+    std::string_view rest = text;
+    quota = number(take(rest, ' '));
+    period = number(rest);
+  } else {
+    quota = read_number(group.folder + "/cpu.cfs_quota_us");
+    period = read_number(group.folder + "/cpu.cfs_period_us");
+  }
+  if (quota == kNone || period == kNone || period == 0) return kNone;
+  return std::max<std::uint64_t>(quota / period, 1);
+}
+
+std::size_t MemoryLimits::processors() const noexcept {
+  cpu_set_t set;
+  const int bound = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const std::uint64_t count = std::min(static_cast<std::uint64_t>(bound), most_processors_.load(std::memory_order_relaxed));
+  return std::max<std::size_t>(static_cast<std::size_t>(count), 1);
 }
 
 // What the kernel has counted at them: version 2, when a limit was reached and memory taken back; version 1, when it was reached.

@@ -1,4 +1,4 @@
-// How much memory the kernel lets this process have: its control groups, of version 1 and 2, and `ulimit`. Standard library and
+// How much memory the kernel lets this process have, and how many processors: its control groups, of version 1 and 2, and `ulimit`. Standard library and
 // the kernel's files only.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/spin_lock.hpp"
@@ -35,6 +36,9 @@ class MemoryLimits {
   // Whether a group had a limit when it was looked up: else there is nothing to look at.
   bool limited() const noexcept { return limited_.load(std::memory_order_relaxed); }
 
+  // How many threads can run at once: what this one is bound to, and what its groups let it have. At least one.
+  std::size_t processors() const noexcept;
+
   struct Pressure {
     // So much should go back before the kernel ends somebody: by so much this process, and whoever shares its groups, is nearer
     // to the end of a group's memory than is safe.
@@ -53,11 +57,14 @@ class MemoryLimits {
     bool unified = false;  // version 2
   };
   std::vector<Group> groups() const;
+  static std::vector<Group> groups_of(const std::string& proc, const std::string& groups, std::string_view controller);
+  static std::uint64_t processors_of(const Group& group);
   static std::uint64_t events_of(const std::vector<Group>& groups);
 
   mutable SpinLock lock_;
   std::vector<Group> groups_;  // innermost first
   std::atomic<bool> limited_{false};
+  std::atomic<std::uint64_t> most_processors_{kNone};  // of the groups
   std::atomic<std::uint64_t> seen_events_{0};
   std::atomic<std::int64_t> heed_until_ns_{0};  // for a while after the kernel has noted something
 };
