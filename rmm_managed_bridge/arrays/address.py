@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmm_managed_bridge.arrays.columns import values_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
 
@@ -69,6 +70,9 @@ def address_of(x: Any) -> Address:
         found = getattr(x, name, None)
         if found is not None:
             return Address(int(found() if callable(found) else found))
+    values = values_of(x)
+    if values is not None:
+        return address_of(values)
     try:
         return Address(operator.index(x))
     except TypeError:

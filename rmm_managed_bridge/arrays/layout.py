@@ -7,6 +7,7 @@ import numpy as np
 
 from rmm_managed_bridge._native.blocks import Block, KnownArray
 from rmm_managed_bridge.arrays.address import Address, address_of
+from rmm_managed_bridge.arrays.columns import values_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
 from rmm_managed_bridge.frameworks.places import CPU, device_number
@@ -26,6 +27,10 @@ def known(x: Any) -> KnownArray:
     """
     framework = registry.framework_for(x)
     layout = registry.layout_of(x, framework)
+    if layout is None and (values := values_of(x)) is not None:
+        # In place of the column: that may come to hold another array while the view lives.
+        x, framework = values, registry.framework_for(values)
+        layout = registry.layout_of(x, framework)
     if layout is not None:
         return KnownArray(x, framework, *layout)
     address = address_of(x)
@@ -67,7 +72,7 @@ def require_ours(array: KnownArray) -> Block:
     return block
 
 
-def require_plain(array: KnownArray, consumer: str) -> None:
+def require_plain(array: KnownArray, consumer: str, *, allow_readonly: bool = False) -> None:
     """Refuse what `consumer` has no types for: what is not `array.plain`."""
     dtype = array.dtype
     if dtype.hasobject:
@@ -76,10 +81,10 @@ def require_plain(array: KnownArray, consumer: str) -> None:
         raise ViewError(
             f"{consumer} has no byte-swapped types; convert first: x.astype({dtype.newbyteorder('=').str!r})"
         )
-    if array.readonly:
+    if array.readonly and not allow_readonly:
         raise ViewError(
-            f"this {type(array.source).__name__} is read-only, which {consumer} cannot express; a view would let it be "
-            "written"
+            f"this {type(array.source).__name__} is read-only, which {consumer} cannot express: a view would let it be "
+            "written; pass allow_readonly=True where the work only reads"
         )
 
 

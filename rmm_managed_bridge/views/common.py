@@ -73,11 +73,11 @@ def record_stream(x: Any, stream: Any) -> None:
         raise ViewError(not_ours(x))
 
 
-def described(x: Any, consumer: str) -> KnownArray:
+def described(x: Any, consumer: str, *, allow_readonly: bool) -> KnownArray:
     """Return where and what `x` is, if `consumer` can have such arrays."""
     array = known(x)
     if not array.plain:
-        require_plain(array, consumer)
+        require_plain(array, consumer, allow_readonly=allow_readonly)
     return array
 
 

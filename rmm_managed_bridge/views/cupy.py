@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     import cupy
 
 
-def as_cupy(x: Any) -> "cupy.ndarray":
+def as_cupy(x: Any, *, allow_readonly: bool = False) -> "cupy.ndarray":
     """Return a CuPy array over the memory of `x`, for use on CuPy's current stream.
 
     Parameters
     ----------
     x
-        A NumPy array, Warp array or other array in memory of the bridge that the device can reach.
+        A NumPy array, Warp array or other array in memory of the bridge that the device can reach; or
+        a column of pandas, polars or Arrow that is one array.
+    allow_readonly : bool
+        Show a read-only array too. The library cannot know, and a kernel that writes there breaks what made it
+        read-only: pandas shares one column between data frames, and all of them change.
 
     Returns
     -------
@@ -53,7 +57,7 @@ def as_cupy(x: Any) -> "cupy.ndarray":
     check_hand_over(cupy.cuda.Device, x)
     if isinstance(x, cupy.ndarray):
         return x
-    array = described(x, "CuPy")
+    array = described(x, "CuPy", allow_readonly=allow_readonly)
     if array.size_bytes == 0:
         return cupy.empty(array.shape, array.dtype)
     block = require_device(array)

@@ -18,7 +18,8 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     ----------
     x
         An array of CuPy or Warp, a PyTorch tensor on a device, or anything with ``__cuda_array_interface__``, in memory
-        of the bridge that the CPU can reach.
+        of the bridge that the CPU can reach; or a column of pandas, polars or Arrow that is one array, which stays
+        read-only where it is.
 
     Returns
     -------
@@ -62,4 +63,4 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     if policy.in_use():
         handovers.to_host(array)
     bring_home(array)
-    return numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)
+    return numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, array.source)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 
-def as_torch(x: Any) -> "torch.Tensor":
+def as_torch(x: Any, *, allow_readonly: bool = False) -> "torch.Tensor":
     """Return a PyTorch tensor over the memory of `x`: on the device of its pool, or on the CPU for host memory.
 
     Parameters
     ----------
     x
-        A NumPy, CuPy or Warp array, or other array in memory of the bridge.
+        A NumPy, CuPy or Warp array, or other array in memory of the bridge; or a column, as for `as_cupy`.
+    allow_readonly : bool
+        As for `as_cupy`.
 
     Returns
     -------
@@ -54,7 +56,7 @@ def as_torch(x: Any) -> "torch.Tensor":
     check_hand_over(torch.cuda.current_device, x)
     if isinstance(x, torch.Tensor):
         return x
-    array = described(x, "PyTorch")
+    array = described(x, "PyTorch", allow_readonly=allow_readonly)
     torch_dtype = own_dtype(torch, array.dtype)
     if torch_dtype is None:
         raise ViewError(f"PyTorch has no type for dtype {array.dtype}; convert the array first")
@@ -68,7 +70,7 @@ def as_torch(x: Any) -> "torch.Tensor":
         )
     if require_ours(array).kind == "host":
         return torch.from_numpy(
-            numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, array.readonly, x)
+            numpy_handler.array_over(array.ptr, array.shape, array.strides, array.dtype, False, array.source)
         )
     device = require_device(array).device
     guard_torch(torch)

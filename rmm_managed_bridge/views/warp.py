@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 _WARP_DIMENSIONS = 4  # its ARRAY_MAX_DIMS
 
 
-def as_warp(x: Any, dtype: Any = None) -> "warp.array[Any]":
+def as_warp(x: Any, dtype: Any = None, *, allow_readonly: bool = False) -> "warp.array[Any]":
     """Return a Warp array over the memory of `x`: on the device of its pool, or on the CPU for host memory.
 
     Parameters
     ----------
     x
-        A NumPy or CuPy array, or other array in memory of the bridge, with one dimension or more.
+        A NumPy or CuPy array, or other array in memory of the bridge, with one dimension or more; or a column, as
+        for `as_cupy`.
     dtype : optional
         A Warp type to see the same bytes as: ``wp.vec3`` for ``float32`` of shape (n, 3), whose last dimension it then
         takes in. The same as ``as_warp(x).view(wp.vec3)``. By default the scalar type of `x`.
+
+    allow_readonly : bool
+        As for `as_cupy`.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def as_warp(x: Any, dtype: Any = None) -> "warp.array[Any]":
     check_hand_over(warp.get_device, x)
     if isinstance(x, warp.array):
         return x if dtype is None else _seen_as(x, dtype)
-    array = described(x, "Warp")
+    array = described(x, "Warp", allow_readonly=allow_readonly)
     if array.shape == ():
         raise ViewError("Warp has no arrays without a dimension; pass x.reshape(1)")
     if len(array.shape) > _WARP_DIMENSIONS:
@@ -69,7 +73,7 @@ def as_warp(x: Any, dtype: Any = None) -> "warp.array[Any]":
         device = max((pool.device for pool in native_pool.pools() if not pool.retired), default=-1)
         empty = warp.empty(array.shape, dtype=warp_dtype, device="cpu" if device < 0 else f"cuda:{device}")
         return empty if dtype is None else _seen_as(empty, dtype)
-    loan: Any = x
+    loan: Any = array.source
     if require_ours(array).kind == "host":
         where = warp.get_device("cpu")
     else:
