@@ -82,6 +82,25 @@ def who_refused(upstream: str, by_pool: bool, by_default: bool, limit_bytes: int
     return f"refused by {upstream}{limit and '; this process is limited by ' + limit}"
 
 
+def timed_out(requested_bytes: int, stream: int, ptr: int, waiting_bytes: int, reserved_bytes: int) -> MemoryError:
+    """The error for an allocation that waited for freed blocks as long as it may, in vain."""
+    reserved, waiting = format_bytes(reserved_bytes), format_bytes(waiting_bytes)
+    return MemoryError(
+        f"cannot allocate {format_bytes(requested_bytes)}: {reserved} reserved, and no device work that freed memory "
+        f"waits for has ended for as long as wait_timeout allows; the oldest is on stream {stream:#x}, before the "
+        f"block at {ptr:#x} ({waiting} freed there): look for a kernel or a host function that hangs, or raise "
+        "maximum_pool_size"
+    )
+
+
+def in_host_function(requested_bytes: int) -> MemoryError:
+    """The error for an allocation inside a CUDA host function that nothing ready can serve."""
+    return MemoryError(
+        f"cannot allocate {format_bytes(requested_bytes)} inside a CUDA host function: nothing of that size is "
+        "free, and nothing may be waited for or taken there; allocate before it is enqueued"
+    )
+
+
 def over_budget(requested_bytes: int, budgets: list[tuple[str, int, int]]) -> MemoryError:
     """The error for an allocation that would pass a tag's limit. `budgets`: (tag, limit, live), innermost first."""
     size = format_bytes(requested_bytes)

@@ -15,8 +15,8 @@ from libcpp cimport bool
 from libcpp.vector cimport vector
 
 from rmm_managed_bridge._native.process cimport (
-    CProcess, CUstream, DevicePools, Milliseconds, Origin, PoolNumbers, Provenance, Request, Side, framework_number, kDevices,
-    origin, process,
+    CProcess, CUstream, DevicePools, Milliseconds, Origin, PoolNumbers, Provenance, Request, Side, Stalled, framework_number,
+    kDevices, origin, process,
 )
 
 
@@ -70,6 +70,13 @@ cdef object failure(CPool* pool, Refusal refusal, size_t requested_bytes, uintpt
         return messages.bad_stream(stream)
     if refusal == Refusal.over_budget:
         return messages.over_budget(requested_bytes, budgets_of(tag_variable.get()))
+    if refusal == Refusal.host_function:
+        return messages.in_host_function(requested_bytes)
+    cdef Stalled stalled = pool.stalled()
+    if refusal == Refusal.timed_out:
+        return messages.timed_out(
+            requested_bytes, <uintptr_t>stalled.stream, <uintptr_t>stalled.block, stalled.bytes, pool.numbers().reserved_bytes,
+        )
     numbers = pool.numbers()
     if pool.retired() and numbers.reserved_bytes == 0:
         return messages.closed(requested_bytes)
@@ -346,6 +353,7 @@ cdef PoolOptions pool_options(object options, bint hugepages, bint concurrent, b
             native.release_threshold_bytes = options.release_threshold_bytes
         if options.quarantine_limit_bytes is not None:
             native.quarantine_limit_bytes = options.quarantine_limit_bytes
+        native.wait_timeout = Milliseconds(<int64_t>options.wait_timeout_ms)
         native.patience = Milliseconds(<int64_t>options.patience_ms)
         native.cautious = options.ordering == "cautious"
         native.debug = options.pool == "debug"

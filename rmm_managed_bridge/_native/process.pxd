@@ -173,6 +173,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         capturing
         bad_stream
         over_budget
+        timed_out
+        host_function
         unheld_stream
 
     cdef enum class Track(int):
@@ -222,6 +224,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         size_t release_threshold_bytes
         size_t quarantine_limit_bytes
         Milliseconds patience
+        Milliseconds wait_timeout
         bool cautious
         bool debug
         bool budget
@@ -232,7 +235,13 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         bool hugepages
         bool device_wait
 
+    cdef cppclass Stalled "rmm_bridge::Pool::Stalled":
+        CUstream stream
+        const char* block
+        size_t bytes
+
     cdef cppclass CPool "rmm_bridge::TrackedPool":
+        Stalled stalled()
         void* allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept
         PoolNumbers numbers() except +
         const PoolOptions& options()

@@ -24,6 +24,7 @@ _NONE_OLD: Mapping[str, str] = MappingProxyType({})
 RETAINS = ("budget", "all")
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _LEAST_POOL_BYTES = 256 << 10  # with less, no slab of the smallest blocks has room
+_LONGEST_WAIT_S = 1_000_000
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
@@ -126,6 +127,8 @@ class PoolSettings:
     """With more than this waiting for device work, an allocation waits for a while before it takes more memory."""
     patience_ms: int = 1000
     """How long that is."""
+    wait_timeout_ms: int = 60_000
+    """How long an allocation waits for freed blocks while none of the work that they wait for ends."""
     ordering: str = "cautious"
     pool: str = "on"
     retain: str = "budget"
@@ -148,6 +151,8 @@ class BridgeConfig:
     initial_pool_size: int | None = None
     maximum_pool_size: int | None = None
     maximum_quarantine_size: int | float | None = None
+    wait_timeout: float = 60.0
+    """Seconds."""
     release_threshold: int | float | None = None
     """Bytes, or (a float) a fraction of the device's memory; so is `maximum_quarantine_size`."""
     retain: str = "budget"
@@ -180,6 +185,7 @@ class BridgeConfig:
             limit_bytes=self.maximum_pool_size,
             release_threshold_bytes=size(self.release_threshold),
             quarantine_limit_bytes=size(quarantine),
+            wait_timeout_ms=int(self.wait_timeout * 1000),
             ordering=self.ordering,
             pool=self.pool,
             retain=self.retain,
@@ -195,6 +201,7 @@ def read_config(
     initial_pool_size: int | str | None = None,
     maximum_pool_size: int | str | None = None,
     maximum_quarantine_size: int | float | str | None = None,
+    wait_timeout: float | str | None = None,
     release_threshold: int | float | str | None = None,
     retain: str | None = None,
     populate: bool | str | None = None,
@@ -262,6 +269,21 @@ def read_config(
             raise ConfigError(f"{source}={shown(found)} is neither True nor False")
         return found
 
+    def seconds(name: str, value: object, default: float) -> float:
+        found, source = given(name, value)
+        if found is None:
+            return default
+        try:
+            number = -1.0 if isinstance(found, bool) else float(found)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = -1.0
+        if not 0 <= number <= _LONGEST_WAIT_S:
+            raise ConfigError(
+                f"{source}={shown(found)} is not a time to wait; write seconds, such as 60 or 0.5, up to "
+                f"{_LONGEST_WAIT_S:,}"
+            )
+        return number
+
     def size(name: str, value: object, least: int = 0) -> int | None:
         found, source = given(name, value)
         size_bytes = None if found is None else parse_bytes(found, source)  # type: ignore[arg-type]
@@ -291,6 +313,7 @@ def read_config(
         initial_pool_size=size("initial_pool_size", initial_pool_size),
         maximum_pool_size=size("maximum_pool_size", maximum_pool_size, _LEAST_POOL_BYTES),
         maximum_quarantine_size=size_or_fraction("maximum_quarantine_size", maximum_quarantine_size),
+        wait_timeout=seconds("wait_timeout", wait_timeout, 60.0),
         release_threshold=size_or_fraction("release_threshold", release_threshold),
         retain=choice("retain", retain, RETAINS, "budget"),
         populate=switch("populate", populate, True),

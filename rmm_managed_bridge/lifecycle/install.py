@@ -175,6 +175,7 @@ def install(
     initial_pool_size: int | str | None = None,
     maximum_pool_size: int | str | None = None,
     maximum_quarantine_size: int | float | str | None = None,
+    wait_timeout: float | None = None,
     release_threshold: int | float | str | None = None,
     retain: str | None = None,
     populate: bool | None = None,
@@ -213,6 +214,10 @@ def install(
         How much freed memory may wait for device work before an allocation waits (up to a second) for that work rather
         than take more memory: bytes, text, or a fraction of the device's memory; a quarter of `maximum_pool_size` or
         of the device by default. Where the work has not ended by then, a `BridgeWarning` says so.
+    wait_timeout : float
+        Seconds, 60 by default. An allocation for which there is no memory but what device work still holds waits for
+        that work, as long as some of it ends this often. If none does, it fails with a `MemoryError` that names the
+        stream and the block.
     release_threshold : int, float or str, optional
         What is cached beyond this, bytes, text or a fraction of the device's memory, is given back by a thread of the
         bridge's own, at most a second later. Takes the place of `retain`.
@@ -292,6 +297,7 @@ def install(
         initial_pool_size=initial_pool_size,
         maximum_pool_size=maximum_pool_size,
         maximum_quarantine_size=maximum_quarantine_size,
+        wait_timeout=wait_timeout,
         release_threshold=release_threshold,
         retain=retain,
         populate=populate,

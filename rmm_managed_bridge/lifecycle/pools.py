@@ -77,9 +77,11 @@ class HostPools:
 
     def notice(self, *, numpy_asked: bool) -> str | None:
         del numpy_asked
-        if "maximum_quarantine_size" not in self._config.given:
+        useless = sorted({"maximum_quarantine_size", "wait_timeout"} & self._config.given)
+        if not useless:
             return None
-        return "maximum_quarantine_size has no effect on host: no device work is waited for there; leave it out"
+        verb, it = ("have", "them") if len(useless) > 1 else ("has", "it")
+        return f"{' and '.join(useless)} {verb} no effect on host: no device work is waited for there; leave {it} out"
 
     def attach(self) -> None:
         pass
@@ -194,6 +196,7 @@ class RmmPools:
                 track=self._config.track,
                 maximum_pool_size=self._config.maximum_pool_size,
                 maximum_quarantine_size=self._config.maximum_quarantine_size,
+                wait_timeout=self._config.wait_timeout,
                 release_threshold=self._config.release_threshold,
                 retain=self._config.retain,
                 populate=self._config.populate,

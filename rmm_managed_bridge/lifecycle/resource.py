@@ -69,7 +69,7 @@ class ManagedBridgeResource(NativeBridgeResource):
     maximum_pool_size : int or str, optional
         The most that is taken from upstream at any time, in bytes or as text such as ``"2GiB"``; by default the memory
         of the machine and of its devices together.
-    maximum_quarantine_size, release_threshold, retain, pool, ordering
+    maximum_quarantine_size, wait_timeout, release_threshold, retain, pool, ordering
         As for `install`. With ``pool="debug"`` each block is a piece of `upstream_mr` of its own, so that should be no
         pool.
     least_budget : int or str, optional
@@ -118,6 +118,7 @@ class ManagedBridgeResource(NativeBridgeResource):
         track: str = "sites",
         maximum_pool_size: int | str | None = None,
         maximum_quarantine_size: int | float | str | None = None,
+        wait_timeout: float = 60.0,
         release_threshold: int | float | str | None = None,
         retain: str = "budget",
         pool: str = "on",
@@ -145,6 +146,7 @@ class ManagedBridgeResource(NativeBridgeResource):
             track=track,
             maximum_pool_size=maximum_pool_size,
             maximum_quarantine_size=maximum_quarantine_size,
+            wait_timeout=wait_timeout,
             release_threshold=release_threshold,
             retain=retain,
             populate=populate,

@@ -286,6 +286,21 @@ def test_a_threshold_is_a_size_or_a_fraction(value: Any, said: str) -> None:
         bridge.install("host", release_threshold=value)
 
 
+@pytest.mark.parametrize("value", ["soon", -1, float("nan"), float("inf"), True, []])
+def test_a_time_to_wait_is_a_number_of_seconds_with_an_end(value: Any) -> None:
+    with pytest.raises(bridge.ConfigError, match=r"wait_timeout=.* is not a time to wait"):
+        bridge.install("host", wait_timeout=value)
+
+
+def test_a_time_to_wait_comes_from_an_argument_or_the_environment() -> None:
+    from rmm_managed_bridge.config import read_config
+
+    environment = {"RMM_BRIDGE_WAIT_TIMEOUT": "2.5"}
+    assert read_config(environment={}).settings_for(1000).wait_timeout_ms == 60_000
+    assert read_config(environment=environment).settings_for(1000).wait_timeout_ms == 2500
+    assert read_config(wait_timeout=0, environment=environment).settings_for(1000).wait_timeout_ms == 0
+
+
 @pytest.mark.parametrize("value", ["0.5", 0.5, "50%", " 50 % "])
 def test_a_fraction_is_one_of_the_memory_there_is(value: Any) -> None:
     from rmm_managed_bridge.config import read_config

@@ -112,6 +112,11 @@ def test_sizes_without_effect_on_host_are_told() -> None:
     ):
         pass
     assert [Path(each.filename).name for each in said] == [HERE]
+    with (
+        pytest.warns(bridge.BridgeWarning, match="maximum_quarantine_size and wait_timeout have no effect on host"),
+        bridge.installed("host", maximum_quarantine_size="1GiB", wait_timeout=5),
+    ):
+        pass
     with bridge.installed("host", maximum_pool_size="1GiB", release_threshold="1MiB", numpy_min_bytes=1):
         assert bridge.status().notes == ()
 

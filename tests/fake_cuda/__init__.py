@@ -1,12 +1,13 @@
 """The fake CUDA driver: built on demand, loaded into this process, and driven by tests through `FakeCuda`."""
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,8 @@ class FakeCuda:
             ("stream_destroy", None, [u64]),
             ("set_current", None, [ctypes.c_int]),
             ("current", ctypes.c_int, []),
+            ("set_host_function", None, [ctypes.c_int]),
+            ("set_hangs", None, [ctypes.c_int]),
             ("context_depth", ctypes.c_int, []),
             ("thread_mode", ctypes.c_int, []),
             ("enqueue", long, [u64, ctypes.c_int]),
@@ -177,6 +180,19 @@ class FakeCuda:
     def end_capture(self, stream: Stream) -> bool:
         """End a capture; return True if it was not lost."""
         return bool(self.lib.fake_end_capture(stream.id))
+
+    @contextlib.contextmanager
+    def host_function(self) -> Iterator[None]:
+        """Run as a CUDA host function does: any call but `cuCtxGetCurrent` is a violation."""
+        self.lib.fake_set_host_function(1)
+        try:
+            yield
+        finally:
+            self.lib.fake_set_host_function(0)
+
+    def hang(self) -> None:
+        """Let no work end by being asked for, until `clear`."""
+        self.lib.fake_set_hangs(1)
 
     def set_attribute(self, device: int, attribute: int, value: int) -> None:
         """Attributes are 1 unless set."""

@@ -73,6 +73,7 @@ inline int thread_number() {
 }
 inline thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 inline thread_local std::vector<Context*> contexts;
+inline thread_local bool in_host_function = false;
 
 class Device {
  public:
@@ -92,6 +93,7 @@ class Device {
   std::vector<Context*> primary;
   std::size_t memory_bytes = std::size_t{64} << 30;  // of each device
   std::size_t others_bytes = 0;                      // of it, which other processes have
+  std::atomic<bool> hangs{false};                    // work does not end by being asked for
   Pages pages;
   // Those that were done: first byte, bytes, place, the handle of the stream, the device of the current context (-1: none), and
   // whether the GIL was held.

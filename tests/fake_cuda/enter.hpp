@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <string_view>
+
 #include "device.hpp"
 
 namespace fake {
@@ -23,6 +25,7 @@ CUresult enter(const char* name, Body body) {
     ++d.calls[name];
     d.trace += name;
     d.trace += ' ';
+    if (in_host_function && std::string_view(name) != "cuCtxGetCurrent") d.blame(std::string(name) + " in a host function");
     bool faulty = false;
     if (auto fault = d.faults.find(name); fault != d.faults.end() && fault->second.skip-- == 0) {
       faulty = true;

@@ -1,5 +1,7 @@
 // A CUDA driver for tests: the functions that the bridge calls, and the strings a test pulls (fake_*).
 // Control functions name streams by id, since handles come back.
+#include <chrono>
+
 #include "enter.hpp"
 
 using namespace fake;
@@ -74,6 +76,14 @@ CUresult CUDAAPI cuCtxPopCurrent(CUcontext* context) {
     if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     *context = reinterpret_cast<CUcontext>(d.current());
     contexts.pop_back();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuCtxGetCurrent(CUcontext* context) {
+  return enter("cuCtxGetCurrent", [&](Device& d) {
+    if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    *context = reinterpret_cast<CUcontext>(d.current());
     return CUDA_SUCCESS;
   });
 }
@@ -181,7 +191,7 @@ CUresult CUDAAPI cuEventRecord(CUevent event, CUstream handle) {
   });
 }
 
-CUresult CUDAAPI cuEventQuery(CUevent event) {
+static CUresult query(CUevent event) {
   return enter("cuEventQuery", [&](Device& d) {
     if (Capture* capture = as_event(event)->captured; capture != nullptr) {
       d.lose(capture, "a query of an event recorded in it");
@@ -203,6 +213,26 @@ CUresult CUDAAPI cuEventSynchronize(CUevent event) {
     if (d.unsafe("cuEventSynchronize")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return wait_on_host(d, as_event(event)->nodes, "cuEventSynchronize");
   });
+}
+
+// Asked again and again for one event, and for nothing else, without the GIL and with short pauses, the device gets on: that is a
+// wait, too. Not if it hangs.
+CUresult CUDAAPI cuEventQuery(CUevent event) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kInARow = 32;
+  constexpr std::chrono::milliseconds kShort{20};
+  static thread_local CUevent asked = nullptr;
+  static thread_local int in_a_row = 0;
+  static thread_local Clock::time_point last;
+  const CUresult result = query(event);
+  const auto now = Clock::now();
+  const bool waits = event == asked && result == CUDA_ERROR_NOT_READY && now - last < kShort && !gil_held();
+  in_a_row = waits ? in_a_row + 1 : 0;
+  asked = event;
+  last = now;
+  if (in_a_row < kInARow || device().hangs) return result;
+  in_a_row = 0;
+  return cuEventSynchronize(event);
 }
 
 CUresult CUDAAPI cuCtxSynchronize() {
@@ -274,6 +304,15 @@ void fake_set_current(int number) {  // -1: no context
 int fake_current() {
   FAKE_LOCKED;
   return d.current() == nullptr ? -1 : d.current()->device;
+}
+
+// This thread runs a CUDA host function from here on, or no longer.
+void fake_set_host_function(int inside) { in_host_function = inside != 0; }
+
+// Work ends only if a test ends it, however it is asked for.
+void fake_set_hangs(int hangs) {
+  FAKE_LOCKED;
+  d.hangs = hangs != 0;
 }
 
 int fake_context_depth() { return static_cast<int>(contexts.size()); }
@@ -410,6 +449,7 @@ void fake_clear() {
   d.inactive.clear();
   d.prefetches.clear();
   d.others_bytes = 0;
+  d.hangs = false;
 }
 
 }  // extern "C"

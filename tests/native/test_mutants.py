@@ -33,6 +33,8 @@ SUITES = [
     "deferred",
     "quarantine",
     "budget",
+    "host_functions",
+    "wait_timeout",
     "machine",
 ]
 LIBRARY = "librmm_managed_bridge.so"
@@ -95,6 +97,9 @@ MUTANTS = {
         "streams/lane_table.cpp", " && stream.key != StreamRef::kUnseenKey", ""
     ),
     "a guess is as good as an id": Mutant("pool/free.cpp", "stream.guessed ? Recorded::capturing : ", ""),
+    "a host function is a thread as any other": Mutant(
+        "pool/pool.hpp", "driver_ != nullptr && driver_->in_host_function()", "false"
+    ),
     "the cpu does not wait": Mutant(
         "pool/synchronize.cpp", "if (!events_->synchronize(event)) refusal = Refusal::bad_stream;", ""
     ),

@@ -23,6 +23,7 @@ namespace rmm_bridge {
   X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                             \
   X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                                \
   X(ctx_synchronize, cuCtxSynchronize, "cuCtxSynchronize")                                         \
+  X(ctx_current, cuCtxGetCurrent, "cuCtxGetCurrent")                                               \
   X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice")                                                  \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
   X(stream_create, cuStreamCreate, "cuStreamCreate")                                               \
@@ -61,6 +62,13 @@ struct Driver {
   std::size_t total_memory() const;
 
   int attribute(int device, int which) const;
+
+  // True on a thread that runs a CUDA host function now. The driver refuses it most calls, and what it waits for may stand behind
+  // itself: it may make no other call than this.
+  bool in_host_function() const noexcept {
+    CUcontext context;
+    return ctx_current(&context) == CUDA_ERROR_NOT_PERMITTED;
+  }
 };
 
 // While one lives, this thread has `context` current and its capture mode is relaxed, so that nothing it calls can break a

@@ -35,12 +35,13 @@ Recorded EventPool::record(StreamRef stream, EventRef& out) {
   return Recorded::done;
 }
 
-bool EventPool::finished(const EventRef& event) const {
-  if (event->done.load(std::memory_order_acquire)) return true;
+Ended EventPool::look(const EventRef& event) const {
+  if (event->done.load(std::memory_order_acquire)) return Ended::yes;
   DriverScope scope(&driver_, context_);
-  if (driver_.event_query(event->handle) != CUDA_SUCCESS) return false;
+  const CUresult result = driver_.event_query(event->handle);
+  if (result != CUDA_SUCCESS) return result == CUDA_ERROR_NOT_READY ? Ended::not_yet : Ended::unknown;
   event->done.store(true, std::memory_order_release);
-  return true;
+  return Ended::yes;
 }
 
 bool EventPool::synchronize(const EventRef& event) const {

@@ -48,6 +48,12 @@ enum class Recorded {
   failed,     // the driver refused; the stream counts as never finished
 };
 
+enum class Ended {
+  yes,
+  not_yet,
+  unknown,  // the driver does not say, and asking again will not help: the context is lost
+};
+
 class EventPool {
  public:
   EventPool(const Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
@@ -63,7 +69,8 @@ class EventPool {
   Recorded record(StreamRef stream, EventRef& out);
 
   // Asks the driver until it has said so once.
-  bool finished(const EventRef& event) const;
+  Ended look(const EventRef& event) const;
+  bool finished(const EventRef& event) const { return look(event) == Ended::yes; }
 
   // Call it without the GIL and without a lock: it may take as long as the device does.
   bool synchronize(const EventRef& event) const;

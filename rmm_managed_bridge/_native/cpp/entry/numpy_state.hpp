@@ -74,7 +74,10 @@ struct NumpyState {
     Refusal refusal;
     bool zeroed = false;
     void* ptr = from->allocate_in_place(request, refusal, &zeroed);
-    if (ptr == nullptr) refused_request = {from, bytes, refusal};
+    if (ptr == nullptr) {
+      if (refusal == Refusal::host_function) return plain.allocate(bytes, zeros);
+      refused_request = {from, bytes, refusal};
+    }
     if (ptr != nullptr && zeros && !zeroed) from->fill_with_zeros(static_cast<char*>(ptr), bytes);
     return ptr;
   }
@@ -95,12 +98,28 @@ struct NumpyState {
   void* reallocate(void* ptr, std::size_t bytes) noexcept {
     bytes = std::max<std::size_t>(bytes, 1);
     if (ptr == nullptr) return allocate(bytes, false);
-    if (TrackedPool::of(*process, ptr) == nullptr) return plain.realloc(plain.context, ptr, bytes);
-    if (process->running()) return TrackedPool::reallocate(*process, ptr, bytes);
-    return move_out(ptr, bytes);
+    TrackedPool* const pool = TrackedPool::of(*process, ptr);
+    if (pool == nullptr) return plain.realloc(plain.context, ptr, bytes);
+    if (!process->running()) return move_out(ptr, bytes);
+    Refusal refusal;
+    void* const moved = TrackedPool::reallocate(*process, ptr, bytes, refusal);
+    if (moved == nullptr && refusal == Refusal::host_function) return move_to_plain(ptr, bytes);
+    if (moved == nullptr && refusal != Refusal::none) refused_request = {pool, bytes, refusal};
+    return moved;
   }
 
  private:
+  // In a host function. A block that streams were shown cannot be copied there, since their work would have to be waited for.
+  void* move_to_plain(void* ptr, std::size_t bytes) noexcept {
+    const TrackedPool::Found found = TrackedPool::find(*process, ptr);
+    if (found.block == nullptr || (found.block->flags.load() & Block::kShown) != 0) return nullptr;
+    void* copy = plain.allocate(bytes, false);
+    if (copy == nullptr) return nullptr;
+    std::memcpy(copy, ptr, std::min<std::size_t>(bytes, found.span->block_bytes));
+    deallocate(ptr, bytes);
+    return copy;
+  }
+
   // Forked or exiting: the block stays where it is, unfreed. In a forked child managed pages cannot be read (SIGSEGV),
   // so only host memory is copied.
   void* move_out(void* ptr, std::size_t bytes) noexcept {

@@ -169,6 +169,11 @@ class BridgeResource {
         return ptr;
       case Refusal::out_of_memory:
         throw rmm::out_of_memory("rmm_managed_bridge: out of memory");
+      case Refusal::timed_out:
+        throw rmm::out_of_memory(
+            "rmm_managed_bridge: out of memory, and the device work that freed memory waits for does not end");
+      case Refusal::host_function:
+        throw rmm::out_of_memory("rmm_managed_bridge: a CUDA host function can be given no more memory; allocate before it");
       case Refusal::over_budget:
         throw rmm::out_of_memory("rmm_managed_bridge: the limit of the tag would be passed");
       case Refusal::capturing:

@@ -39,7 +39,9 @@ std::string refusal_text(TrackedPool* pool, Refusal refusal, std::size_t bytes, 
       return what + "its stream is not a stream of this device; it may have been destroyed";
     case Refusal::none:
     case Refusal::out_of_memory:
-    case Refusal::over_budget:  // not without a tag, which no block has here
+    case Refusal::timed_out:
+    case Refusal::host_function:  // not for memory of a stream
+    case Refusal::over_budget:    // not without a tag, which no block has here
       break;
   }
   const PoolNumbers numbers = pool->numbers();
@@ -100,7 +102,8 @@ void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) 
   } else if (bytes == 0) {
     return nullptr;
   }
-  if (!throws && pool != nullptr && refusal == Refusal::out_of_memory && state.process->running()) return nullptr;
+  const bool none_left = refusal == Refusal::out_of_memory || refusal == Refusal::timed_out;
+  if (!throws && pool != nullptr && none_left && state.process->running()) return nullptr;
   throw std::runtime_error(refusal_text(pool, refusal, bytes, device));
 }
 

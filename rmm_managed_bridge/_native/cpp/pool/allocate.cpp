@@ -24,6 +24,9 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
     if (!want.held) seen_again(want.lane, stream);
     if (poll() && with_lock([&] { return take_idle(want, out); })) return Refusal::none;
     if (with_lock([&] { return take_new(want, out, false); })) return Refusal::none;
+    if (stream.host() && in_host_function()) {
+      return with_lock([&] { return take_new(want, out, true); }) ? Refusal::none : Refusal::host_function;
+    }
     if (!stream.host() && steal(want, stream, out)) return Refusal::none;
     flush_deferred();
     if (wait_a_while(want, out)) return Refusal::none;
@@ -31,11 +34,13 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
     if (grow(want, out)) return Refusal::none;
     if (trim() != 0 && grow(want, out)) return Refusal::none;
     if (after_others(want, out)) return Refusal::none;
-    // Last, what other work still holds: wait for it, oldest first.
-    while (wait_for_oldest()) {
+    // Last, what other work still holds.
+    Waited waited;
+    while ((waited = wait_for_progress()) == Waited::progress) {
       if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
       if (trim() != 0 && grow(want, out)) return Refusal::none;
     }
+    if (waited == Waited::timed_out) return Refusal::timed_out;
   } catch (const std::bad_alloc&) {
   }
   return Refusal::out_of_memory;

@@ -1,5 +1,6 @@
 // Pool, the part about frees: what a freed block waits for before anybody has it again.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "pool/front.hpp"
@@ -189,14 +190,19 @@ void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, c
     later = quarantine_.next_number();
   }
   const auto first = static_cast<std::ptrdiff_t>(waits.size());
+  std::optional<bool> may_record;  // asked once there is an event to record
+  const auto record = [&](const StreamRef& on, EventRef& event) {
+    if (!may_record) may_record = !in_host_function();
+    if (*may_record) events_->record(on, event);
+  };
   for (const std::uint16_t index : pins) {
     const Lane& lane = lanes_.at(index);
     EventRef event;
     if (index == given) {
-      if (!stream->guessed) events_->record(*stream, event);
+      if (!stream->guessed) record(*stream, event);
     } else if (lane.held()) {
-      // Where no event can be had now, `poll` tries again once the capture may be over.
-      events_->record(lane.stream, event);
+      // Where no event can be had now, `poll` tries again once the capture or the host function may be over.
+      record(lane.stream, event);
     } else if (index == ending.lane && stream != nullptr) {
       continue;  // the caller stated where the last use is ordered
     }
@@ -252,8 +258,10 @@ void Pool::flush_deferred() noexcept {
   }
 }
 
-// A deferred batch is full: it goes, and what has finished meanwhile comes back.
+// A deferred batch is full: it goes, and what has finished meanwhile comes back. In a host function it grows instead, and the next
+// free elsewhere finds it.
 void Pool::turn_over() noexcept {
+  if (in_host_function()) return;
   flush_deferred();
   try {
     poll();

@@ -85,7 +85,8 @@ void TrackedPool::populate(const FreshPages& fresh) noexcept {
 // A call that the driver refuses leaves the advice: it changes speed, never contents.
 void TrackedPool::end_hints(void* ptr) noexcept {
   const Hinted ended = process().hints.end(reinterpret_cast<std::uintptr_t>(ptr));
-  if (ended.low == ended.high || events() == nullptr) return;
+  // From a host function the driver takes no advice: what was given stays on the pages.
+  if (ended.low == ended.high || events() == nullptr || in_host_function()) return;
   const Driver& driver = process().driver;
   DriverScope scope(&driver, events()->context());
   auto undo = [&](CUmem_advise advice, int place) {

@@ -18,6 +18,8 @@ enum class Refusal : int {
   capturing,      // the stream is being captured: managed memory cannot be had on it now
   bad_stream,     // the driver does not know the stream, or a call on it failed
   over_budget,    // the tag's limit would be passed
+  timed_out,      // what freed blocks wait for has not ended for `wait_timeout`: see Pool::stalled
+  host_function,  // on a thread that runs a CUDA host function nothing is waited for, and no memory can be taken
   unheld_stream,  // the block was used on a stream whose object nobody gave us: its work cannot be waited for
 };
 
@@ -37,6 +39,8 @@ struct PoolOptions {
   std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
   std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
   std::chrono::milliseconds patience{1000};        // that while
+  // An allocation that cannot be served otherwise waits for freed blocks as long as any of the work that they wait for ends this often.
+  std::chrono::milliseconds wait_timeout{60'000};
   // No more is reserved than twice what was live lately, and a little: see pool_budget.hpp. `release_threshold_bytes` takes its place.
   bool budget = false;
   std::size_t least_budget_bytes = 0;

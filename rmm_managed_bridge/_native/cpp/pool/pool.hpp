@@ -144,6 +144,25 @@ class Pool : public ForkLocks {
   // Waits for quarantined blocks; false if there were none. Without the GIL while it waits.
   bool wait_for_oldest();
 
+  // The same for an allocation, which does not wait for ever.
+  enum class Waited { progress, nothing, timed_out };
+  Waited wait_for_progress();
+
+  // What the newest wait that took too long was for: the stream, and a block that was freed behind its work, with all that were
+  // freed together with it.
+  struct Stalled {
+    CUstream stream = nullptr;
+    const char* block = nullptr;
+    std::size_t bytes = 0;
+  };
+  Stalled stalled() const noexcept {
+    return with_lock([&] { return stalled_; });
+  }
+
+  // True on a thread that runs a CUDA host function, which must not wait and may not call the driver. Asked where the pool would do
+  // either, and not before.
+  bool in_host_function() const noexcept { return driver_ != nullptr && driver_->in_host_function(); }
+
   // Holds the framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
   // `close_lane` returns it.
   bool hold(const StreamRef& stream, void* owner) {
@@ -322,6 +341,8 @@ class Pool : public ForkLocks {
   bool put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept;
   bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && lanes_.any_work(); }
 
+  void note_stalled();
+
   // In stream_lookup.hpp:
   bool find_held(CUstream handle, KnownStream& out) const noexcept;
   bool recall(CUstream handle, KnownStream& out) const noexcept;
@@ -449,11 +470,9 @@ class Pool : public ForkLocks {
   std::vector<Span*> unused_debug_;
   std::vector<std::unique_ptr<Block[]>> debug_tables_;
   std::int64_t looked_ns_ = 0;
-  std::atomic<std::int64_t> waiting_since_ns_{0};  // since when allocations wait without a limit; 0: none does
-  std::atomic<int> waiting_{0};
+  Stalled stalled_;
   std::atomic<int> trimming_{0};
   std::atomic<std::uint64_t> trims_begun_{0};
-  bool said_waiting_ = false;  // of the background thread
   std::size_t seen_cached_bytes_ = 0;
   BackgroundTask::Delay delay_{0};
 };

@@ -12,7 +12,8 @@ std::uintptr_t number(const void* ptr) noexcept { return reinterpret_cast<std::u
 
 }  // namespace
 
-void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
+void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes, Refusal& refusal) noexcept {
+  refusal = Refusal::none;
   const Found found = find(process, ptr);
   if (found.block == nullptr || found.start != ptr || (found.block->flags.load() & Block::kLive) == 0) {
     refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, kUnstated, {});
@@ -40,10 +41,14 @@ void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes) no
         process.budgets.charge(key.tag, -growth);
         return nullptr;
       }
-      if (pool->Pool::allocate(bytes, kCpuUnit, Side::cpu, KnownStream{}, grant) == Refusal::none) break;
+      refusal = pool->Pool::allocate(bytes, kCpuUnit, Side::cpu, KnownStream{}, grant);
+      if (refusal == Refusal::none) break;
+      process.budgets.charge(key.tag, -growth);
+    } else {
+      refusal = Refusal::over_budget;
     }
-    if (charged) process.budgets.charge(key.tag, -growth);
-    if (pool->relieved(bytes, attempt, false)) continue;
+    const bool may_help = refusal == Refusal::out_of_memory || refusal == Refusal::over_budget;
+    if (may_help && pool->relieved(bytes, attempt, false)) continue;
     process.failures.fetch_add(1, std::memory_order_relaxed);
     entry.bytes = bytes;
     process.history.add({Action::failure, key, entry});
@@ -122,6 +127,7 @@ void* TrackedPool::move_pages(const Found& found, Ledger::EntryId id, std::size_
 // After the device work on the block. False, and nothing was copied, if that cannot be waited for.
 bool TrackedPool::copy_when_finished(const Found& found, char* to, std::size_t bytes) noexcept {
   if ((found.block->flags.load() & Block::kShown) != 0) {
+    if (in_host_function()) return false;
     try {
       if (synchronize(found.block, static_cast<char*>(found.start)) != Refusal::none) return false;
     } catch (const std::bad_alloc&) {

@@ -148,9 +148,13 @@ class TrackedPool : public Pool, public BackgroundTask {
   }
 
   // Makes a CPU block larger or smaller: in place where its class allows, else in a new block of the same pool with the
-  // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned.
-  // In resize.cpp.
-  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept;
+  // contents copied, after the device work on the old one. On failure the old block is untouched and null is returned;
+  // `refusal` says why where no memory could be had for a new one. In resize.cpp.
+  static void* reallocate(Process& process, void* ptr, std::size_t bytes, Refusal& refusal) noexcept;
+  static void* reallocate(Process& process, void* ptr, std::size_t bytes) noexcept {
+    Refusal refusal;
+    return reallocate(process, ptr, bytes, refusal);
+  }
 
   [[gnu::always_inline]] static Found find(Process& process, const void* ptr) noexcept {
     Found found;

@@ -1,5 +1,4 @@
 // Pool, the part about upstream: giving memory back, and ending.
-#include <cstdio>
 #include <utility>
 
 #include "pool/pool.hpp"
@@ -173,23 +172,10 @@ bool Pool::close(bool wait) {
 
 BackgroundTask::Delay Pool::run_tasks() noexcept {
   using std::chrono::milliseconds;
-  constexpr milliseconds kSoon{50}, kLate{1000}, kVeryLong{10'000};
+  constexpr milliseconds kSoon{50}, kLate{1000};
   if (!process_.running()) return BackgroundTask::kNever;
   BackgroundTask::Delay next = BackgroundTask::kNever;
   try {
-    if (waiting_.load() != 0) {
-      const std::chrono::nanoseconds waited{steady_time_ns() - waiting_since_ns_.load()};
-      // Straight to the terminal: the thread that waits may be the only one that could show a warning.
-      if (waited >= kVeryLong && !std::exchange(said_waiting_, true)) {
-        std::fputs(
-            "rmm_managed_bridge: an allocation has waited for 10 s: the pool has reached its limit, and what was freed "
-            "waits for device work that does not end; look for a kernel that hangs, or raise maximum_pool_size\n",
-            stderr);
-      }
-      next = kLate;
-    } else {
-      said_waiting_ = false;
-    }
     if (options_.debug) {
       poll();
       release_debug(false);

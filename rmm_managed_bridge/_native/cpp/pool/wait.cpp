@@ -1,5 +1,6 @@
 // Pool, the part about waiting for blocks that were freed: the quarantine's ends.
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "pool/pool.hpp"
@@ -12,16 +13,63 @@ bool Pool::wait_for_oldest() {
   if (poll()) return true;
   const EventRef event = with_lock([&] { return quarantine_.oldest(lanes_); });
   if (event == nullptr) return false;
-  if (waiting_.fetch_add(1) == 0) waiting_since_ns_.store(steady_time_ns());
-  process_.background.wake();  // which says so if this takes very long
   bool ended;
   {
     WithoutGil without(process_);
     ended = events_->synchronize(event);
   }
-  waiting_.fetch_sub(1);
   if (ended) poll();
   return ended;
+}
+
+// The driver has no wait with an end, so it is asked: at once again at first, since most work ends soon, and later once a millisecond.
+Pool::Waited Pool::wait_for_progress() {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLongest{1000};
+  constexpr std::chrono::seconds kVeryLong{10};
+  constexpr int kTurns = 64;  // between two looks at what is not the oldest
+  if (driver_ == nullptr) return Waited::nothing;
+  flush_deferred();
+  if (poll()) return Waited::progress;
+  const auto begun = steady_clock::now();
+  std::chrono::microseconds pause{20};
+  bool said = false;
+  WithoutGil without(process_);
+  for (int turn = 1;; ++turn) {
+    const EventRef event = with_lock([&] { return quarantine_.oldest(lanes_); });
+    if (event == nullptr) return Waited::nothing;
+    const Ended ended = events_->look(event);
+    if (ended == Ended::unknown) return Waited::nothing;
+    if (ended == Ended::yes || turn % kTurns == 0) {
+      if (poll() || ended == Ended::yes) return Waited::progress;
+    }
+    const auto waited = steady_clock::now() - begun;
+    if (waited >= options_.wait_timeout) {
+      note_stalled();
+      return Waited::timed_out;
+    }
+    // Straight to the terminal: the thread that waits may be the only one that could show a warning.
+    if (waited >= kVeryLong && !std::exchange(said, true)) {
+      std::fputs(
+          "rmm_managed_bridge: an allocation has waited for 10 s: the pool has reached its limit, and no device work that freed "
+          "memory waits for has ended meanwhile; look for a kernel that hangs, or raise maximum_pool_size\n",
+          stderr);
+    }
+    if (turn < kTurns) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(pause);
+    if (turn % 8 == 0) pause = std::min(2 * pause, kLongest);
+  }
+}
+
+void Pool::note_stalled() {
+  std::scoped_lock lock(lock_);
+  if (const Lane* lane = quarantine_.oldest_lane(lanes_); lane != nullptr) {
+    const Batch& batch = *lane->points.front().batch;
+    stalled_ = {lane->stream.handle, batch.blocks.front()->start, batch.bytes};
+  }
 }
 
 // At the quarantine's limit: waits for the oldest work there rather than take more memory, though not for ever. Work
@@ -90,7 +138,7 @@ bool Pool::poll_once(bool& moved) {
       for (const EventRef& event : lane.events) others.push_back({lane.index, event});
     });
   }
-  if (ordered.empty() && others.empty() && recording.empty()) return false;
+  if ((ordered.empty() && others.empty() && recording.empty()) || in_host_function()) return false;
   // With points piled up behind a long kernel, this asks once for each lane.
   std::uint16_t unfinished = 0;
   for (const Quarantine::Question& each : ordered) {

@@ -51,14 +51,19 @@ bool Quarantine::ask(const Lane& lane, std::vector<Question>& questions) {
 }
 
 EventRef Quarantine::oldest(LaneTable& lanes) const noexcept {
-  EventRef found;
+  const Lane* lane = oldest_lane(lanes);
+  return lane == nullptr ? nullptr : lane->points.front().event;
+}
+
+const Lane* Quarantine::oldest_lane(LaneTable& lanes) const noexcept {
+  const Lane* found = nullptr;
   std::uint64_t number = next_number_;
   lanes.for_each_stream([&](const Lane& lane) {
     if (lane.points.empty()) return;
     const Point& head = lane.points.front();
     if (head.event == nullptr || head.batch->number >= number) return;
     number = head.batch->number;
-    found = head.event;
+    found = &lane;
   });
   return found;
 }

@@ -53,6 +53,8 @@ class Quarantine {
 
   // The oldest event that is waited for; null if there is none. Once it is done, `end_points` gets further.
   EventRef oldest(LaneTable& lanes) const noexcept;
+  // Whose first point has it.
+  const Lane* oldest_lane(LaneTable& lanes) const noexcept;
 
   // Takes the points at the head of a lane whose events are done off its list. `settle(block)` is called for each block whose
   // batch waited for nothing else. True if a point ended.
