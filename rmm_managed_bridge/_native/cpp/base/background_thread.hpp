@@ -16,6 +16,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -75,6 +76,15 @@ class BackgroundThread {
   void begin_again() noexcept {
     if (rested_.load(std::memory_order_relaxed)) [[unlikely]]
       wake();
+  }
+
+  // In a forked child, which has no such thread: whoever held the lock, or was waited for, is not there. The tasks stay; they are
+  // added under a lock that a fork holds.
+  void forget_in_child() noexcept {
+    new (&lock_) std::mutex;
+    new (&changed_) std::condition_variable;
+    started_ = awake_ = busy_ = stopped_ = resting_ = false;
+    rested_.store(false, std::memory_order_relaxed);
   }
 
   // At interpreter exit, without the GIL: what is being given back may need it (an upstream in Python). A device that

@@ -1,6 +1,7 @@
 #include "entry/interpreter.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <chrono>
 
@@ -19,7 +20,9 @@ void* release_gil() {
   return PyEval_SaveThread();
 }
 
-void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+void restore_gil(void* state) {
+  sleep_instead_of_ending([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
+}
 
 template <auto& Callback>
 void soon() {
@@ -35,7 +38,8 @@ bool relieve(std::size_t bytes, int attempt, bool may_collect) {
   if (thread_with_gil() == nullptr) return false;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  const bool again = call_relieve(bytes, attempt, may_collect);
+  bool again = false;
+  sleep_instead_of_ending([&] { again = call_relieve(bytes, attempt, may_collect); });
   PyErr_Restore(type, value, traceback);
   return again;
 }
@@ -48,11 +52,16 @@ void before_fork() {
 
 void after_fork_in_child() {
   connected->unlock_after_fork();
+  connected->background.forget_in_child();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
   if (connected->has_pools() || connected->driver.loaded) connected->enter(Phase::forked);
 }
 
 }  // namespace
+
+void sleep_for_ever() noexcept {
+  for (;;) ::pause();
+}
 
 bool call_soon(int (*call)(void*), void* argument) noexcept { return Py_AddPendingCall(call, argument) == 0; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Python.h>
+#include <cxxabi.h>
 
 #include "pool/process.hpp"
 
@@ -21,6 +22,20 @@ inline PyThreadState* thread_with_gil() noexcept {
   PyThreadState* const mine = PyGILState_GetThisThreadState();
   return mine != nullptr && mine == _PyThreadState_UncheckedGet() ? mine : nullptr;
 #endif
+}
+
+[[noreturn]] void sleep_for_ever() noexcept;
+
+// Around whatever may take the GIL below a function of ours. Once the interpreter is ending, CPython up to 3.13 ends a thread that
+// asks for the GIL: by pthread_exit, which unwinds the stack, and a noexcept function in its way is std::terminate. So the thread
+// sleeps until the process ends, as CPython 3.14 lets it do by itself. It holds neither the GIL nor a native lock.
+template <typename Call>
+void sleep_instead_of_ending(Call call) {
+  try {
+    call();
+  } catch (abi::__forced_unwind&) {
+    sleep_for_ever();
+  }
 }
 
 // Puts `call` on the interpreter's list of what its main thread does between two instructions: soon on Python 3.13; before that,

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <utility>
 
+#include "entry/interpreter.hpp"
 #include "entry/python_allocate.hpp"
 #include "pool/pool_calls.hpp"
 
@@ -75,7 +76,8 @@ class RmmUpstream final : public Upstream {
     void* ptr = nullptr;
     try {
       const QuietRmm quiet;
-      ptr = resource_->allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+      sleep_instead_of_ending(
+          [&] { ptr = resource_->allocate(cuda::stream_ref{stream_}, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT); });
     } catch (const std::exception& error) {  // out of memory in any of the ways that resources have
       note(error.what());
       return nullptr;
@@ -93,7 +95,8 @@ class RmmUpstream final : public Upstream {
 
   void deallocate(void* ptr, std::size_t bytes) noexcept override {
     DriverScope scope(driver_, context_);
-    resource_->deallocate(cuda::stream_ref{stream_}, ptr, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT);
+    sleep_instead_of_ending(
+        [&] { resource_->deallocate(cuda::stream_ref{stream_}, ptr, bytes, rmm::CUDA_ALLOCATION_ALIGNMENT); });
   }
 
   bool gives_zeros() const noexcept override { return false; }
