@@ -217,6 +217,7 @@ def status() -> Status:
         pools=pools(),
         hints=current.hints,
         notes=current.notes + _notes_of_this_context(),
+        forked=native_process.is_child(),
     )
 
 

@@ -82,8 +82,8 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
 
     def _enter(self) -> int:
         """Return the number of this tag inside the current one."""
-        if self._limit_bytes is not None and _nothing_is_recorded():
-            warn_user(f"the limit of {self!r} limits nothing: {RECORD_IT}")
+        if self._limit_bytes is not None and (why := _why_limits_are_off()) is not None:
+            warn_user(f"the limit of {self!r} limits nothing: {why}")
         number = native_process.nested_tag(native_process.tag_variable.get(), self._name, self._limit_bytes)
         if self._hints is not None:
             policy.set_of_tag(native_process.tag_name(number), self._hints)
@@ -127,6 +127,10 @@ class _Inside:
             native_process.tag_variable.set(outside)
 
 
-def _nothing_is_recorded() -> bool:
+def _why_limits_are_off() -> str | None:
     serving = [pool.track for pool in native_pool.pools() if not pool.retired]
-    return bool(serving) and all(track == "off" for track in serving)
+    if serving:
+        return RECORD_IT if all(track == "off" for track in serving) else None
+    if native_process.is_child():
+        return "this process was forked, and its arrays are plain memory; call install('host') in it"
+    return None

@@ -21,7 +21,7 @@ def forked_or_exiting(phase: str, requested_bytes: int) -> BackendError:
     if phase == "forked":
         return BackendError(
             f"no memory for {size}: this process was forked after the pool was made; start workers with the 'spawn' or "
-            "'forkserver' method, or call rmm_managed_bridge.install() only in the workers"
+            "'forkserver' method, or call rmm_managed_bridge.install('host') in the worker for host memory"
         )
     return BackendError(f"no memory for {size}: the interpreter is shutting down")
 

@@ -17,6 +17,7 @@ cdef class Pool:
     cdef readonly bint closed
     cdef uintptr_t take(self, object size_bytes, size_t alignment, bint cpu, bint ordered, uintptr_t stream,
                         uint8_t framework, object owner) except? 0
+    cdef bint acts(self)
     cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1
     cdef void attach(self, CPool* c_pool, str kind, str track, object keep_alive)
 

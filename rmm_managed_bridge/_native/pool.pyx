@@ -2,6 +2,7 @@
 """Pools, each with its account. See tracked_pool.hpp."""
 
 import itertools
+import os
 
 from rmm_managed_bridge._native import messages, pressure
 from rmm_managed_bridge._native.ledger import holders, take_pending_warnings
@@ -62,8 +63,8 @@ def pool_containing(uintptr_t ptr):
 
 cdef object failure(CPool* pool, Refusal refusal, size_t requested_bytes, uintptr_t stream):
     """The exception for an allocation that was refused."""
-    if not process.running():
-        return messages.forked_or_exiting(phase(), requested_bytes)
+    if not process.running() or pool.inherited():
+        return messages.forked_or_exiting("forked" if process.running() else phase(), requested_bytes)
     if refusal == Refusal.capturing:
         return messages.capturing(requested_bytes, stream)
     if refusal == Refusal.bad_stream:
@@ -98,12 +99,22 @@ cdef object foreign(uintptr_t ptr, Freed freed):
 
 # Every pool that is not closed. This keeps them, and what they stand on, alive while blocks are.
 _pools = []
+_inherited = []  # those of the process that this was forked from; they are left as they are
 _numbers = itertools.count(1)
+
+
+def _leave_pools_to_parent():
+    """In a forked child."""
+    _inherited.extend(_pools)
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_leave_pools_to_parent)
 
 
 def any_pool():
     """Return a pool that is not closed, or None: enough to free through, since a block goes back where it came from."""
-    return _pools[-1] if _pools else None
+    return _pools[-1] if _pools else _inherited[-1] if _inherited else None
 
 
 def pool_serving(int device):
@@ -181,6 +192,10 @@ cdef class Pool:
             self.hold(stream, owner)
         return <uintptr_t>ptr
 
+    cdef bint acts(self):
+        """False also for a pool of the process that this was forked from."""
+        return process.running() and not self.c_pool.inherited()
+
     cdef int give(self, uintptr_t ptr, object size_bytes, bint ordered, uintptr_t stream, uint8_t framework) except -1:
         cdef Provenance who
         cdef uint64_t stated = unstated
@@ -227,7 +242,7 @@ cdef class Pool:
 
     def drop_unused_streams(self):
         """Let go of streams that nobody else holds and no live block names. Return how many."""
-        if not process.running():
+        if not self.acts():
             return 0
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_pool, lanes)
@@ -267,7 +282,7 @@ cdef class Pool:
         self.c_pool.retire()
         if self.close():
             return True
-        if process.running():
+        if self.acts():
             process.background.wake()
         return False
 
@@ -275,7 +290,7 @@ cdef class Pool:
         """Give everything back, if no block is live. Return True if that is done."""
         if self.closed:
             return True
-        if not process.running() or not self.c_pool.retired() or not self.c_pool.close():
+        if not self.acts() or not self.c_pool.retired() or not self.c_pool.close():
             return False
         if self.closed:  # another thread did, while this one waited for the device without the GIL
             return True

@@ -156,6 +156,9 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         BackgroundThread background
         CLimits limits
         bool running()
+        bool is_child()
+        bool parent_had_driver()
+        void begin_again()
         int phase_number()
         uint64_t foreign_free_count()
         uint64_t size_mismatch_count()
@@ -253,6 +256,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         Refusal synchronize_all() except +
         void retire()
         bool retired()
+        bool inherited()
         bool ended()
         int device()
         uint8_t kind()

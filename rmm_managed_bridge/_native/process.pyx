@@ -108,8 +108,23 @@ def phase():
     return PHASES[process.phase_number()]
 
 
+def is_child():
+    """Return True in a process that was forked from one with pools, or with the CUDA driver loaded."""
+    return process.is_child()
+
+
+def begin_again():
+    """In a forked child: it is about to make pools of its own. CUDA stays off where the parent had the driver loaded."""
+    process.begin_again()
+
+
 def load_driver(str library="libcuda.so.1"):
     """Load the CUDA driver if there is one. Return (number of devices, why there is none)."""
+    if process.parent_had_driver():
+        return 0, (
+            "this process was forked from one that had the CUDA driver loaded, which does not survive a fork (start workers "
+            "with the 'spawn' or 'forkserver' method)"
+        )
     process.driver.load(library.encode())
     return (process.driver.devices if process.driver.loaded else 0), process.driver.why_not.decode()
 

@@ -32,13 +32,26 @@ _lock = threading.RLock()
 _bridge: "Bridge | None" = None
 
 
-def _forget_lock() -> None:
-    """In a forked child: a thread that held the lock is not there to let it go."""
-    global _lock
+_inherited: "list[Bridge]" = []
+"""In a forked child: the bridge of its parent, which is kept as it is."""
+
+
+def _leave_bridge_to_parent() -> None:
+    """In a forked child: a thread that held the lock is not there to let it go, and the pools are the parent's."""
+    global _lock, _bridge
     _lock = threading.RLock()
+    if _bridge is None:
+        return
+    _inherited.append(_bridge)
+    if (numpy := _bridge._hooks.numpy) is not None:
+        numpy.unhook()
+    _bridge = None
+    pressure.on_oom = None
+    overview.note_installed(overview.NOT_INSTALLED)
+    policy.set_installed(Hints.none)
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=_leave_bridge_to_parent)
 
 
 class Bridge:
@@ -312,11 +325,10 @@ def install(
         hints=hints,
         hugepages=hugepages,
     )
-    if native_process.phase() != "running":
-        raise BackendError(
-            "this process was forked from one that had the bridge loaded, and CUDA does not work across fork; "
-            "start workers with the 'spawn' or 'forkserver' method"
-        )
+    if native_process.phase() == "exiting":
+        raise BackendError("install() while the interpreter is shutting down; call it before")
+    if native_process.phase() == "forked":
+        native_process.begin_again()
     with _lock:
         if _bridge is not None:
             _require_same(_bridge, config)

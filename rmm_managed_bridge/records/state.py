@@ -129,6 +129,8 @@ class Status:
     """Which hints are given where neither the context nor a tag says otherwise."""
     notes: tuple[str, ...] = ()
     """What was asked for and has no effect here, and what keeps arrays of this context out of the pool."""
+    forked: bool = False
+    """This process was forked from one in which the bridge had pools. Nothing of those is counted or freed here."""
     generations = renamed("generations", "pools")
 
     def __post_init__(self) -> None:
@@ -136,14 +138,22 @@ class Status:
 
     def __repr__(self) -> str:
         if not self.installed:
-            return "<Status: not installed>"
+            return "<Status: not installed, in a fork>" if self.forked else "<Status: not installed>"
         hooked = ", ".join(name for name, state in self.frameworks.items() if state == "hooked") or "nothing"
         return f"<Status: {self.backend}, hooked: {hooked}, {format_count(len(self.pools), 'pool')}>"
 
     def __str__(self) -> str:
+        if not self.installed and self.forked:
+            return (
+                "rmm_managed_bridge is not installed in this process, a fork of one that has its pools: new NumPy "
+                "arrays are plain memory, the limits of tags are off, and there is no GPU memory; call "
+                "rmm_managed_bridge.install('host') here, or start workers with 'spawn' or 'forkserver' for the GPU"
+            )
         if not self.installed:
             return "rmm_managed_bridge is not installed in this process; call rmm_managed_bridge.install()"
         lines = [f"backend {self.backend}: {self.reason}"]
+        if self.forked:
+            lines.append("  a forked process, with pools of its own; what its parent has is not counted")
         lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
         scope = self.numpy_scope or "not hooked"
         lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")

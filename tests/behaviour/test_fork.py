@@ -48,9 +48,7 @@ def test_a_forked_child_works_on_plain_memory_and_frees_nothing_of_its_parent() 
 
 
 @pytest.mark.behaviour("L8")
-@pytest.mark.parametrize(
-    "request_code", ["resource.allocate(1 << 20)", "heap.allocate(1 << 20)", "bridge.install('host')"]
-)
+@pytest.mark.parametrize("request_code", ["resource.allocate(1 << 20)", "heap.allocate(1 << 20)"])
 def test_a_forked_child_that_asks_for_pool_memory_is_told_why_not(request_code: str) -> None:
     out = must_succeed(
         run_python(
@@ -270,6 +268,151 @@ def test_a_child_copies_no_page_of_a_device_while_it_exits_either() -> None:
         )
     )
     assert out.split() == ["False", "True"]
+
+
+CHILD = """
+    import os, sys
+    import numpy as np
+    import rmm_managed_bridge as bridge
+
+
+    def in_child(work):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            work()
+            sys.stdout.flush()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+    bridge.install("host", frameworks=["numpy"])
+    kept = np.arange(1 << 18)
+    assert bridge.stats().current_count == 1
+"""
+
+
+@pytest.mark.behaviour("L8")
+def test_a_child_is_told_that_it_is_one_and_its_figures_are_its_own() -> None:
+    must_succeed(
+        run_python(
+            CHILD
+            + """
+    import warnings
+
+
+    def work():
+        status, stats = bridge.status(), bridge.stats()
+        assert (status.installed, status.forked, status.pools) == (False, True, ())
+        assert "fork" in str(status) and "fork" in repr(status)
+        assert (stats.current_bytes, stats.peak_bytes, stats.total_count, stats.reserved_bytes) == (0, 0, 0, 0)
+        assert bridge.snapshot().allocations == () and list(bridge.history()) == []
+        assert bridge.allocation_of(kept) is None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with bridge.tag("load", limit="1KiB"):
+                np.ones(1 << 20)
+        (said,) = caught
+        assert "limits nothing" in str(said.message) and "forked" in str(said.message)
+
+
+    with bridge.tag("outer"), bridge.peak_scope() as scope:
+        in_child(work)
+    assert not bridge.status().forked and bridge.status().installed
+    assert bridge.stats().current_count == 1
+""",
+            options=FORK_OPTIONS,
+        )
+    )
+
+
+@pytest.mark.behaviour("L8")
+@pytest.mark.parametrize("track", ["sites", "off"])
+def test_a_child_that_installs_has_a_pool_of_its_own(track: str) -> None:
+    must_succeed(
+        run_python(
+            CHILD
+            + """
+    old_resource = bridge._native.pool.host_pool()
+    old_block = old_resource.allocate(1000)
+
+
+    def refused(pool):
+        try:
+            pool.allocate(1 << 20)
+        except bridge.BridgeError as error:
+            return "forked" in str(error)
+
+
+    def work(depth=0):
+        inherited = [kept, np.arange(10)]
+        before = bridge.status()
+        assert bridge.install("host", frameworks=["numpy"], track=sys.argv[1]) is not None
+        assert bridge.status().installed and bridge.status().forked and "forked" in str(bridge.status())
+        x = np.ones(1 << 17)
+        assert bridge.owns(x) and not bridge.owns(inherited[1])
+        assert len(bridge.status().pools) == 1 and bridge.status().pools[0].current_bytes >= 1 << 20
+        if sys.argv[1] == "sites":
+            assert bridge.stats().current_count == 1 and bridge.allocation_of(x).requested_bytes == 1 << 20
+            with bridge.tag("load", limit="1MiB"):
+                try:
+                    np.ones(1 << 20)
+                except MemoryError:
+                    pass
+                else:
+                    raise AssertionError("the limit holds here")
+        x.resize(1 << 18, refcheck=False)
+        x = np.concatenate([x, x])
+        del x
+        assert bridge.stats().current_bytes == 0
+        # What is inherited is read, resized and dropped, and goes nowhere.
+        copy = np.arange(1 << 18)
+        assert refused(old_resource)
+        old_resource.deallocate(old_block)
+        assert old_resource.trim() == 0
+        assert (kept == copy).all()
+        mine = inherited.pop(0).copy()
+        if depth == 0:
+            y = np.full(1000, 7)
+            in_child(lambda: work(1))
+            assert (y == 7).all()
+        bridge.uninstall()
+        assert not bridge.owns(np.ones(1000))
+
+
+    in_child(work)
+    assert bridge.stats().current_count == 2 and (kept == np.arange(1 << 18)).all()
+    assert old_resource.allocate(1000) != old_block
+""",
+            track,
+            options=FORK_OPTIONS,
+        )
+    )
+
+
+@pytest.mark.behaviour("L8")
+def test_a_child_frees_and_resizes_inherited_arrays_beside_a_pool_of_its_own() -> None:
+    must_succeed(
+        run_python(
+            CHILD
+            + """
+    def work():
+        global kept
+        bridge.install("host", frameworks=["numpy"])
+        mine = np.ones(1 << 18)
+        kept.resize(1 << 19, refcheck=False)
+        assert kept[: 1 << 18].tolist() == list(range(1 << 18))
+        assert bridge.stats().current_count == 1
+        del kept
+        assert bridge.stats().foreign_frees == 0
+        assert (mine == 1).all()
+
+
+    in_child(work)
+""",
+            options=FORK_OPTIONS,
+        )
+    )
 
 
 @pytest.mark.behaviour("L8")

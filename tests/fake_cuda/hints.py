@@ -81,7 +81,8 @@ class FakeHints:
 
 def using_installed(hints: bridge.Hints | str) -> contextlib.AbstractContextManager[Any]:
     """Say in `install` which hints count. Nothing is hooked: the pools are the test's own."""
-    return bridge.installed("host", frameworks=[], hints=hints)
+    # Not by its name, which with hints would be a contradiction: there is no device but the fake's.
+    return bridge.installed(frameworks=[], hints=hints)
 
 
 def hints_counted() -> tuple[dict[str, int], dict[str, int]]:

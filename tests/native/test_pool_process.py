@@ -5,19 +5,23 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 from fake_cuda.pool import MIB, Bench
 from helpers.forked import USES, attempt, in_forked_child
 
+import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import hint_table
+from rmm_managed_bridge.errors import BackendError
 
 pytestmark = pytest.mark.fake_driver
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("installs", [False, True], ids=["", "installs"])
 @pytest.mark.parametrize("use", USES)
-def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
+def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str, installs: bool) -> None:
     stream = bench.owned()
     ptr = bench.allocate(MIB, stream)
     bench.order(ptr, bench.owned())
@@ -32,6 +36,12 @@ def test_a_forked_child_makes_no_driver_call(bench: Bench, use: str) -> None:
 
     def action() -> None:
         assert bench.native_process.phase() == "forked"
+        if installs:
+            with pytest.raises(BackendError, match="forked"):
+                bridge.install("managed")
+            installed = bridge.install(frameworks=["numpy"])
+            assert installed.backend == "host" and "forked" in installed.reason
+            assert bridge.owns(np.ones(1000))
         attempt(use, bench, stream, ptr)
         assert bench.fake.trace() == []
         assert (bench.heap.numbers, bench.heap.live_count) == before, "nothing is freed into the parent's pool"

@@ -54,7 +54,7 @@ void after_fork_in_child() {
   connected->unlock_after_fork();
   connected->background.forget_in_child();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
-  if (connected->has_pools() || connected->driver.loaded) connected->enter(Phase::forked);
+  if (connected->has_pools() || connected->driver.loaded) connected->become_child();
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
 }
 
 void begin_exit(Process* process) {
-  process->enter(Phase::exiting);
+  process->begin_exit();
   PyThreadState* const state = PyEval_SaveThread();
   process->background.stop(std::chrono::seconds(5));
   PyEval_RestoreThread(state);

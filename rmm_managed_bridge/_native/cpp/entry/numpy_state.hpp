@@ -100,7 +100,7 @@ struct NumpyState {
     if (ptr == nullptr) return allocate(bytes, false);
     TrackedPool* const pool = TrackedPool::of(*process, ptr);
     if (pool == nullptr) return plain.realloc(plain.context, ptr, bytes);
-    if (!process->running()) return move_out(ptr, bytes);
+    if (!pool->acts()) return move_out(ptr, bytes);
     Refusal refusal;
     void* const moved = TrackedPool::reallocate(*process, ptr, bytes, refusal);
     if (moved == nullptr && refusal == Refusal::host_function) return move_to_plain(ptr, bytes);
@@ -126,7 +126,7 @@ struct NumpyState {
     const TrackedPool::Found found = TrackedPool::find(*process, ptr);
     const auto* from = found.block == nullptr ? nullptr : static_cast<TrackedPool*>(found.span->pool);
     if (from == nullptr || found.start != ptr) return nullptr;
-    if (process->forked() && from->device() >= 0) return nullptr;
+    if (from->inherited() && from->device() >= 0) return nullptr;
     void* copy = plain.allocate(bytes, false);
     if (copy != nullptr) std::memcpy(copy, ptr, std::min(bytes, found.span->block_bytes));
     return copy;

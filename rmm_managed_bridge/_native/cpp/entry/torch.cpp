@@ -23,7 +23,7 @@ std::string refusal_text(TrackedPool* pool, Refusal refusal, std::size_t bytes, 
   if (pool == nullptr) {
     return what + "no pool of the bridge serves this device; call rmm_managed_bridge.install(devices=...) with it";
   }
-  switch (pool->process().phase()) {
+  switch (pool->inherited() ? Phase::forked : pool->process().phase()) {
     case Phase::forked:
       return what + "this process was forked after the pool was made; start workers with the 'spawn' or 'forkserver' method";
     case Phase::exiting:

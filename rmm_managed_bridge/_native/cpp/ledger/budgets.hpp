@@ -40,6 +40,16 @@ class Budgets {
     return true;
   }
 
+  // In a forked child: nothing is live under any tag.
+  void forget() noexcept {
+    for (const auto& each : chunks_) {
+      const auto* chunk = each.load(std::memory_order_acquire);
+      for (std::uint32_t tag = 0; chunk != nullptr && tag < kChunk; ++tag) {
+        if (Budget* budget = (*chunk)[tag].load(std::memory_order_acquire); budget != nullptr) budget->live_bytes.store(0);
+      }
+    }
+  }
+
   bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
 
   // The innermost budget that a tag charges, or null.

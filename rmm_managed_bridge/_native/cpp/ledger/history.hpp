@@ -50,6 +50,14 @@ class History {
     }
   }
 
+  // In a forked child.
+  void forget() noexcept {
+    std::scoped_lock lock(lock_);
+    ring_.clear();
+    next_ = 0;
+    dropped_ = 0;
+  }
+
   // Oldest first.
   std::vector<HistoryEvent> copy(std::uint64_t& dropped) {
     std::scoped_lock lock(lock_);

@@ -118,7 +118,9 @@ class Ledger {
     if (id == 0) return false;
     Shard& shard = shards_[id % kShards];
     std::scoped_lock lock(shard.lock);
-    out = shard.at(id / kShards - 1);
+    const std::uint32_t slot = id / kShards - 1;
+    if (slot < shard.inherited) return false;
+    out = shard.at(slot);
     return out.ptr != 0;
   }
 
@@ -130,7 +132,7 @@ class Ledger {
       copy.clear();
       {
         std::scoped_lock lock(shard.lock);
-        for (std::uint32_t slot = 0; slot < shard.used; ++slot) {
+        for (std::uint32_t slot = shard.inherited; slot < shard.used; ++slot) {
           if (const Entry& entry = shard.at(slot); entry.ptr != 0) copy.push_back(entry);
         }
       }
@@ -214,6 +216,18 @@ class Ledger {
     std::scoped_lock lock(scope_lock_);
     scope_peaks_[scope] = -1;
     scope_count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  // In a forked child, before it has a second thread: nothing is live, and nothing ever was. Open scopes stay open.
+  void forget() noexcept {
+    const auto reset = [](Level& level) {
+      level.bytes.store(0);
+      level.peak_bytes.store(0);
+    };
+    for (Shard& shard : shards_) shard.forget();
+    reset(all_);
+    levels_.for_each([&](const HolderKey&, Level& level) { reset(level); });
+    for (std::int64_t& scope : scope_peaks_) scope = std::min<std::int64_t>(scope, 0);
   }
 
   // Every lock of the ledger, for `Process::lock_for_fork`.

@@ -119,6 +119,7 @@ struct alignas(64) Shard {
   std::int64_t unpublished_bytes = 0;  // of its entries, what the ledger's level has not seen
   Holder* newest = nullptr;            // of the last entry: a program allocates at one place again and again
   std::uint32_t used = 0;
+  std::uint32_t inherited = 0;  // entries before this one are those of the process that this was forked from
   std::deque<Holder> holders;
   std::vector<std::uint32_t> table;  // open addressing: holder index + 1
 
@@ -130,6 +131,16 @@ struct alignas(64) Shard {
   }
 
   Entry& at(std::uint32_t slot) { return chunks[slot / kChunk][slot % kChunk]; }
+
+  // In a forked child.
+  void forget() noexcept {
+    inherited = used;
+    free_head = 0;
+    unpublished_bytes = 0;
+    newest = nullptr;
+    holders.clear();
+    std::fill(table.begin(), table.end(), 0);
+  }
 
   [[gnu::always_inline]] std::uint32_t take_slot() {
     if (free_head == 0) [[unlikely]]

@@ -14,7 +14,7 @@ bool live(const TrackedPool::Found& found) { return found.block != nullptr && (f
 // A stream to be noted, also while it is being captured: that costs no call which could break the capture. 0, 2 or 3 of
 // `record_stream_use`; 0 with a host stream where nothing has an order.
 int resolve_use(Process* process, TrackedPool* pool, CUstream stream, bool lose_it, KnownStream& out) {
-  if (!process->running() || !pool->resolve_for_free(stream, out)) return pool->ordered() ? 2 : 0;
+  if (!pool->acts() || !pool->resolve_for_free(stream, out)) return pool->ordered() ? 2 : 0;
   return out.key == StreamRef::kUnseenKey && !lose_it ? 3 : 0;
 }
 
@@ -57,7 +57,7 @@ bool order_block(Process* process, const void* ptr, CUstream stream, Refusal& re
 
 Refusal synchronize_block(Process* process, const void* ptr) {
   const TrackedPool::Found found = TrackedPool::find(*process, ptr);
-  if (found.block == nullptr || !process->running()) return Refusal::none;
+  if (found.block == nullptr || !TrackedPool::acts_on(*process, found)) return Refusal::none;
   return static_cast<TrackedPool*>(found.span->pool)->synchronize(found.block, static_cast<const char*>(found.start));
 }
 
@@ -76,7 +76,7 @@ HandedOver hand_over(Process* process, const void* ptr, const HandOver& what, Re
     if (!pool->need_not_hold(user)) return HandedOver::user_not_held;
   }
   pool->record_stream(found.block, start, used);  // a host stream is nothing to note
-  if (what.cpu && process->running()) refusal = pool->synchronize(found.block, start);
+  if (what.cpu && pool->acts()) refusal = pool->synchronize(found.block, start);
   if (what.user != nullptr) refusal = pool->order(found.block, start, user);
   return refusal == Refusal::none ? HandedOver::done : HandedOver::refused;
 }

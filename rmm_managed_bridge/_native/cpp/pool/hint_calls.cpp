@@ -58,7 +58,7 @@ NewBlocks::Outcome TrackedPool::try_prefetch(void* ptr, std::size_t bytes, CUstr
 // The pages are the caller's, and nobody else's yet. It needs no order to be right: no stream waits for it, least of all one that is
 // being captured, and work that comes first takes the faults that this would have spared.
 void TrackedPool::populate(const FreshPages& fresh) noexcept {
-  if (fresh.bytes == 0 || !process().running()) return;
+  if (fresh.bytes == 0 || !acts()) return;
   WithoutGil without(process());
   const Driver& driver = process().driver;
   DriverScope scope(&driver, events()->context());
@@ -141,7 +141,7 @@ std::size_t count_sharing(Process* process, const void* ptr, std::uintptr_t low,
 
 Refusal stream_state(Process* process, const void* ptr, CUstream stream) {
   TrackedPool* pool = TrackedPool::of(*process, ptr);
-  if (pool == nullptr || !pool->ordered() || !process->running()) return Refusal::bad_stream;
+  if (pool == nullptr || !pool->ordered() || !pool->acts()) return Refusal::bad_stream;
   DriverScope scope(&process->driver, pool->events()->context());
   if (pool->events()->capture_status(stream) != CU_STREAM_CAPTURE_STATUS_NONE) return Refusal::capturing;
   KnownStream ref;
@@ -150,7 +150,7 @@ Refusal stream_state(Process* process, const void* ptr, CUstream stream) {
 
 DriverScope* open_scope(Process* process, const void* ptr) {
   TrackedPool* pool = TrackedPool::of(*process, ptr);
-  if (pool == nullptr || !pool->ordered() || !process->running()) return nullptr;
+  if (pool == nullptr || !pool->ordered() || !pool->acts()) return nullptr;
   return new DriverScope(&process->driver, pool->events()->context());
 }
 

@@ -55,6 +55,12 @@ class Pool : public ForkLocks {
     lanes_.for_each_front([](Front& front) { front.lock.lock(); });
     if (events_ != nullptr) events_->lock_for_fork().lock();
   }
+  void inherit() noexcept override { inherited_.store(true, std::memory_order_relaxed); }
+  // The pool is that of the process which this one was forked from.
+  bool inherited() const noexcept { return inherited_.load(std::memory_order_relaxed); }
+  // The process may act, and the pool is its own.
+  bool acts() const noexcept { return process_.running() && !inherited(); }
+
   void unlock_after_fork() noexcept override {
     if (events_ != nullptr) events_->lock_for_fork().unlock();
     lanes_.for_each_front([](Front& front) { front.lock.unlock(); });
@@ -443,6 +449,7 @@ class Pool : public ForkLocks {
   void watch(std::size_t added_bytes) noexcept;
 
   Process& process_;
+  std::atomic<bool> inherited_{false};
   std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
   const std::size_t chunk_bytes_;
   const bool gives_zeros_;

@@ -29,7 +29,7 @@ namespace rmm_bridge {
 
 enum class Phase : int {
   running,
-  forked,   // this is a child of the process that made the pools: it may read host blocks, and frees nothing
+  forked,   // this is a child of the process that made the pools, and has made none of its own: see `is_child`
   exiting,  // interpreter shutdown has begun: no CUDA call, no free
 };
 
@@ -37,6 +37,8 @@ class ForkLocks {
  public:
   virtual void lock_for_fork() noexcept = 0;
   virtual void unlock_after_fork() noexcept = 0;
+  // In the child: what is here is the parent's.
+  virtual void inherit() noexcept = 0;
 
  protected:
   ~ForkLocks() = default;
@@ -126,6 +128,30 @@ struct Process {
     locks_lock_.unlock();
   }
 
+  // In a forked child of a process with pools or a driver, before it has a second thread. The pools that there are stay the
+  // parent's: nothing is taken from them or freed to them. All figures are the child's.
+  void become_child() noexcept {
+    state_.fetch_or(kForked | kChild);
+    parent_had_driver_ = parent_had_driver_ || driver.loaded;
+    for (ForkLocks* pool : locks_) pool->inherit();
+    ledger.forget();
+    budgets.forget();
+    history.forget();
+    for (auto* each : {&foreign_frees, &size_mismatches, &failures, &given_back, &beyond_budget, &populated, &populated_bytes}) {
+      each->store(0);
+    }
+  }
+  // The child makes a pool of its own. The driver's state is of no use in a child, for good.
+  void begin_again() noexcept {
+    if (parent_had_driver_) driver.loaded = false;
+    state_.fetch_and(~kForked);
+  }
+  bool is_child() const noexcept { return (state_.load(std::memory_order_relaxed) & kChild) != 0; }
+  bool parent_had_driver() const noexcept { return parent_had_driver_; }
+  // Whether a pool that is about to give or get a block may be somebody else's, or the process may not act: one look for the hot
+  // paths.
+  bool may_not_act() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting | kChild)) != 0; }
+
   void warn(const PendingWarning& warning) noexcept {
     if (warnings.add(warning) && on_warning != nullptr) on_warning();
   }
@@ -137,12 +163,9 @@ struct Process {
   }
 
   bool running() const noexcept { return (state_.load(std::memory_order_relaxed) & (kForked | kExiting)) == 0; }
-  bool forked() const noexcept { return (state_.load() & kForked) != 0; }    // also at its exit
   bool exiting() const noexcept { return (state_.load() & kExiting) != 0; }  // also if it was forked
-  Phase phase() const noexcept { return exiting() ? Phase::exiting : forked() ? Phase::forked : Phase::running; }
-  void enter(Phase phase) noexcept {
-    if (phase != Phase::running) state_.fetch_or(phase == Phase::exiting ? kExiting : kForked);
-  }
+  Phase phase() const noexcept { return exiting() ? Phase::exiting : running() ? Phase::running : Phase::forked; }
+  void begin_exit() noexcept { state_.fetch_or(kExiting); }
 
   // Whether every allocation and free goes to the history.
   bool recording() const noexcept { return (state_.load(std::memory_order_relaxed) & kRecording) != 0; }
@@ -162,8 +185,9 @@ struct Process {
   }
 
  private:
-  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8;
+  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8, kChild = 16;
   std::atomic<unsigned> state_{0};
+  bool parent_had_driver_ = false;  // written in a child before it has a second thread
   SpinLock locks_lock_;
   std::vector<ForkLocks*> locks_;
 };

@@ -15,6 +15,7 @@ std::uintptr_t number(const void* ptr) noexcept { return reinterpret_cast<std::u
 void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes, Refusal& refusal) noexcept {
   refusal = Refusal::none;
   const Found found = find(process, ptr);
+  if (!acts_on(process, found)) return nullptr;
   if (found.block == nullptr || found.start != ptr || (found.block->flags.load() & Block::kLive) == 0) {
     refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, kUnstated, {});
     return nullptr;

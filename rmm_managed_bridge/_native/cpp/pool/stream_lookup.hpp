@@ -43,7 +43,7 @@ inline void remember(Lane& lane) noexcept {
 // What stream a handle means now. Refuses a capturing stream before anything else is asked of the driver.
 inline Refusal Pool::resolve(CUstream handle, KnownStream& out) const noexcept {
   if (driver_ == nullptr) return Refusal::none;
-  if (!process_.running()) return Refusal::bad_stream;
+  if (!acts()) return Refusal::bad_stream;
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     out = {{StreamRef::kLegacyKey, nullptr}};
     recall(nullptr, out);  // for its lane

@@ -37,7 +37,7 @@ Refusal Pool::synchronize(Block* block, const char* ptr) {
 }
 
 Refusal Pool::synchronize_all() {
-  if (driver_ == nullptr || !process_.running()) return Refusal::none;
+  if (driver_ == nullptr || !acts()) return Refusal::none;
   std::vector<EventRef> events;
   Refusal refusal = Refusal::none;
   {

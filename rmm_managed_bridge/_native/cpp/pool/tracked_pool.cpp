@@ -14,7 +14,7 @@ Freed TrackedPool::deallocate(Process& process, void* ptr, std::uint64_t stated_
 
 void* TrackedPool::allocate_slowly(Request request, KnownStream stream, Refusal& refusal, bool* zeroed, bool* held) noexcept {
   if (request.bytes == 0) return nullptr;
-  if (request.bytes > kLargestRequest || !process().running()) {
+  if (request.bytes > kLargestRequest || !acts()) {
     refusal = Refusal::out_of_memory;
   } else if (refusal == Refusal::none && !request.host_ordered && stream.host()) {
     refusal = resolve(request.stream, stream);
@@ -78,12 +78,12 @@ void TrackedPool::give_back(Block* block, std::size_t bytes, bool shown, StreamR
 
 // True if another try is worth it: Python made room.
 bool TrackedPool::relieved(std::size_t bytes, int attempt, bool may_collect) noexcept {
-  return process().relieve != nullptr && process().running() && process().relieve(bytes, attempt, may_collect);
+  return process().relieve != nullptr && acts() && process().relieve(bytes, attempt, may_collect);
 }
 
 // The bridge's own thread looks after the pool.
 BackgroundTask::Delay TrackedPool::run() noexcept {
-  if (!process().running() || ended()) return kNever;
+  if (!acts() || ended()) return kNever;
   if (!retired()) return run_tasks();
   try {
     if (live_count() != 0) {

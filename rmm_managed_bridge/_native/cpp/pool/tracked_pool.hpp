@@ -116,7 +116,7 @@ class TrackedPool : public Pool, public BackgroundTask {
   [[gnu::always_inline]] static Freed deallocate_in_place(Process& process, const Found& found, void* ptr,
                                                           std::uint64_t stated_bytes, const CUstream* stream,
                                                           const Provenance& who) noexcept {
-    if (!process.running()) [[unlikely]]
+    if (process.may_not_act() && !acts_on(process, found)) [[unlikely]]
       return Freed::ignored;
     if (found.block == nullptr || found.start != ptr) [[unlikely]] {
       return refuse_free(process, found.span == nullptr ? Freed::foreign : Freed::not_live, ptr, stated_bytes, who);
@@ -165,6 +165,11 @@ class TrackedPool : public Pool, public BackgroundTask {
     found.block = &found.span->blocks.load(std::memory_order_acquire)[index];
     found.start = found.span->block_at(index);
     return found;
+  }
+
+  // Whether blocks there may be taken and freed.
+  static bool acts_on(Process& process, const Found& found) noexcept {
+    return process.running() && (found.span == nullptr || !static_cast<TrackedPool*>(found.span->pool)->inherited());
   }
 
   // The bridge's own thread looks after the pool.

@@ -16,7 +16,7 @@ std::size_t Pool::cached_bytes() noexcept {
 }
 
 std::size_t Pool::trim(std::size_t keep_bytes) {
-  if (!process_.running()) return 0;
+  if (!acts()) return 0;
   const Trimming trimming(*this);
   std::size_t bytes = options_.debug ? release_debug(true) : 0;
   if (keep_bytes != 0) {
@@ -173,7 +173,7 @@ bool Pool::close(bool wait) {
 BackgroundTask::Delay Pool::run_tasks() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kSoon{50}, kLate{1000};
-  if (!process_.running()) return BackgroundTask::kNever;
+  if (!acts()) return BackgroundTask::kNever;
   BackgroundTask::Delay next = BackgroundTask::kNever;
   try {
     if (options_.debug) {

@@ -115,7 +115,7 @@ bool Pool::after_others(const Want& want, Grant& out) {
 }
 
 bool Pool::poll() {
-  if (driver_ == nullptr || !process_.running()) return false;
+  if (driver_ == nullptr || !acts()) return false;
   bool moved = false;
   while (poll_once(moved)) {
   }
