@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from unittest.mock import patch
 
 import rmm_managed_bridge as bridge
 from fake_cuda import FakeCuda
@@ -79,10 +81,12 @@ class FakeHints:
             raise DriverRefusedError(f"{name}: FAKE_CUDA_ERROR_{result}")
 
 
-def using_installed(hints: bridge.Hints | str) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def using_installed(hints: bridge.Hints | str) -> Iterator[None]:
     """Say in `install` which hints count. Nothing is hooked: the pools are the test's own."""
-    # Not by its name, which with hints would be a contradiction: there is no device but the fake's.
-    return bridge.installed(frameworks=[], hints=hints)
+    # A call that names the host backend and hints would be warned of as a contradiction.
+    with patch.dict(os.environ, RMM_BRIDGE_BACKEND="host"), bridge.installed(frameworks=[], hints=hints):
+        yield
 
 
 def hints_counted() -> tuple[dict[str, int], dict[str, int]]:
