@@ -39,6 +39,14 @@ def bad_stream(stream: int) -> BridgeError:
     return BridgeError(f"stream {stream:#x} is not a stream of this device; it may have been destroyed")
 
 
+def other_device(stream: int, theirs: int, ours: int) -> BridgeError:
+    """The error for a stream of another device than the pool's."""
+    return BridgeError(
+        f"stream {stream:#x} is a stream of device {theirs}, and this pool is that of device {ours}; allocate from the "
+        f"pool of device {theirs}, as install(devices=[{ours}, {theirs}]) makes one, or on a stream of device {ours}"
+    )
+
+
 def closed(requested_bytes: int) -> BackendError:
     """The error for an allocation from a pool that has ended."""
     return BackendError(

@@ -69,6 +69,8 @@ cdef object failure(CPool* pool, Refusal refusal, size_t requested_bytes, uintpt
         return messages.capturing(requested_bytes, stream)
     if refusal == Refusal.bad_stream:
         return messages.bad_stream(stream)
+    if refusal == Refusal.other_device:
+        return messages.other_device(stream, pool.other_device(<CUstream>stream), pool.device())
     if refusal == Refusal.over_budget:
         return messages.over_budget(requested_bytes, budgets_of(tag_variable.get()))
     if refusal == Refusal.host_function:

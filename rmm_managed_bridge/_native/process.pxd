@@ -175,6 +175,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         out_of_memory
         capturing
         bad_stream
+        other_device
         over_budget
         timed_out
         host_function
@@ -245,6 +246,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
 
     cdef cppclass CPool "rmm_bridge::TrackedPool":
         Stalled stalled()
+        int other_device(CUstream stream)
         void* allocate(const Request& request, Refusal& refusal, bool* zeroed, bool* held) noexcept
         PoolNumbers numbers() except +
         const PoolOptions& options()

@@ -127,6 +127,17 @@ CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
   });
 }
 
+CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  return enter("cuStreamGetCtx", [&](Device& d) {
+    Stream* stream = d.find(handle);
+    if (stream == nullptr) return missing(handle, d);
+    // What the driver does for a captured stream is not measured: nobody is to rely on it.
+    if (stream->capture != nullptr) d.blame("cuStreamGetCtx of a captured stream");
+    *context = reinterpret_cast<CUcontext>(stream->context);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   return enter("cuStreamIsCapturing", [&](Device& d) {
     Stream* stream = d.find(handle);

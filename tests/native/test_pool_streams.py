@@ -220,6 +220,34 @@ def test_devices_do_not_take_each_others_streams_for_theirs(fake: FakeCuda) -> N
     assert first.close() and second.close()
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_stream_of_another_device_is_refused_with_both_named(fake: FakeCuda, held: bool) -> None:
+    """No event of the pool's can be recorded on it, so that what is freed there would wait for ever."""
+    bench = Bench(fake)
+    stream, lanes = fake.stream(device=1), bench.heap.numbers[4]
+    fake.set_current(1)
+    try:
+        for _ in range(2):
+            with pytest.raises(BridgeError, match=rf"{stream.handle:#x} is a stream of device 1, .* of device 0"):
+                bench.heap.allocate(MIB, stream=stream.handle, owner=object() if held else None)
+    finally:
+        fake.set_current(0)
+    assert bench.heap.live_count == 0
+    assert bench.heap.numbers[4] == lanes, "no lane was made for it"
+    assert bench.close()
+
+
+def test_a_stream_is_asked_for_its_device_once(fake: FakeCuda) -> None:
+    bench = Bench(fake)
+    stream = bench.borrowed()
+    fake.clear()
+    ptr = bench.allocate(MIB, stream)
+    bench.free(ptr, stream)
+    bench.allocate(2 * MIB, stream)
+    assert fake.calls("cuStreamGetCtx") == 1
+    assert bench.close()
+
+
 @pytest.mark.behaviour("G1")
 def test_pytorchs_record_stream_on_a_captured_stream_that_was_never_seen_is_not_forgotten(fake: FakeCuda) -> None:
     """Nothing can be raised there: the block is lost when it is freed."""

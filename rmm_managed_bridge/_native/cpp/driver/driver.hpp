@@ -28,6 +28,7 @@ namespace rmm_bridge {
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
   X(stream_create, cuStreamCreate, "cuStreamCreate")                                               \
   X(stream_id, cuStreamGetId, "cuStreamGetId")                                                     \
+  X(stream_context, cuStreamGetCtx, "cuStreamGetCtx")                                              \
   X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")                               \
   X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                                     \
   X(event_create, cuEventCreate, "cuEventCreate")                                                  \

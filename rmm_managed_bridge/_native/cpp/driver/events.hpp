@@ -89,6 +89,15 @@ class EventPool {
     return driver_.stream_id(stream, &id) == CUDA_SUCCESS ? id : 0;
   }
 
+  // The device of a stream if it is not that of these events, none of which could be recorded on it; -1 if it is, or if the driver
+  // does not say. Contexts may differ on one device.
+  int other_device(CUstream stream) const {
+    CUcontext context = nullptr;
+    if (driver_.stream_context(stream, &context) != CUDA_SUCCESS || context == context_) return -1;
+    const int theirs = device_of(context);
+    return theirs == device_of(context_) ? -1 : theirs;
+  }
+
   CUstreamCaptureStatus capture_status(CUstream stream) const {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const CUresult result = driver_.stream_is_capturing(stream, &status);
@@ -99,6 +108,12 @@ class EventPool {
 
  private:
   friend struct DeviceEvent;
+
+  int device_of(CUcontext context) const {
+    DriverScope scope(&driver_, context);
+    CUdevice device = -1;
+    return driver_.ctx_device(&device) == CUDA_SUCCESS ? device : -1;
+  }
 
   CUevent get();
   void put(CUevent event) noexcept;

@@ -183,6 +183,7 @@ class BridgeResource {
         throw std::runtime_error(
             "rmm_managed_bridge: managed memory cannot be allocated on a stream that is being captured; allocate "
             "before the capture begins");
+      case Refusal::other_device:
       case Refusal::bad_stream:
       case Refusal::unheld_stream:
         break;

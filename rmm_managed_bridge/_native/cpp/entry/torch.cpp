@@ -34,6 +34,7 @@ std::string refusal_text(TrackedPool* pool, Refusal refusal, std::size_t bytes, 
   switch (refusal) {
     case Refusal::capturing:
       return what + "its stream is being captured; make tensors before the capture begins and use them inside it";
+    case Refusal::other_device:
     case Refusal::bad_stream:
     case Refusal::unheld_stream:
       return what + "its stream is not a stream of this device; it may have been destroyed";

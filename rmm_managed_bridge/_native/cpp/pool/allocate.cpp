@@ -10,6 +10,7 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
   try {
     const Advising advising{*this, out};
     Pins pins(*this);
+    if (is_of_other_device(stream)) return Refusal::other_device;
     {
       std::scoped_lock lock(lock_);
       if (!stream.host()) {
@@ -44,6 +45,14 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
   } catch (const std::bad_alloc&) {
   }
   return Refusal::out_of_memory;
+}
+
+// Asked for a stream that has no lane yet, since an id never comes back. The legacy and the per-thread stream are those of the
+// pool's context, whichever is current. The caller has seen that it is not being captured.
+bool Pool::is_of_other_device(const KnownStream& stream) const {
+  if (stream.host() || stream.legacy() || stream.per_thread() || stream.lane != nullptr) return false;
+  if (with_lock([&] { return lanes_.find(stream.key) != nullptr; })) return false;
+  return events_->other_device(stream.handle) >= 0;
 }
 
 bool Pool::take_idle(const Want& want, Grant& out) {

@@ -17,6 +17,7 @@ enum class Refusal : int {
   out_of_memory,
   capturing,      // the stream is being captured: managed memory cannot be had on it now
   bad_stream,     // the driver does not know the stream, or a call on it failed
+  other_device,   // the stream is one of another device
   over_budget,    // the tag's limit would be passed
   timed_out,      // what freed blocks wait for has not ended for `wait_timeout`: see Pool::stalled
   host_function,  // on a thread that runs a CUDA host function nothing is waited for, and no memory can be taken

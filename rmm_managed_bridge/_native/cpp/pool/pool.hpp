@@ -165,6 +165,9 @@ class Pool : public ForkLocks {
     return with_lock([&] { return stalled_; });
   }
 
+  // See EventPool.
+  int other_device(CUstream stream) const { return events_->other_device(stream); }
+
   // True on a thread that runs a CUDA host function, which must not wait and may not call the driver. Asked where the pool would do
   // either, and not before.
   bool in_host_function() const noexcept { return driver_ != nullptr && driver_->in_host_function(); }
@@ -348,6 +351,7 @@ class Pool : public ForkLocks {
   bool defers_cpu_frees() const noexcept { return driver_ != nullptr && options_.cautious && lanes_.any_work(); }
 
   void note_stalled();
+  bool is_of_other_device(const KnownStream& stream) const;
 
   // In stream_lookup.hpp:
   bool find_held(CUstream handle, KnownStream& out) const noexcept;
