@@ -183,7 +183,7 @@ class InsideMachine(PoolMachine):
             return near[-1 - pick // 4 % len(near)]
         return blocks[-1 - pick // 4 % len(blocks)] if blocks else None
 
-    def allocate_inside(self, line: Line | None, pick: int, *, cpu: bool = False) -> None:
+    def allocate_inside(self, line: Line | None, pick: int, *, cpu: bool = False) -> Block | None:
         """Not where it would have to wait until the call that it is inside of has given memory back."""
         bench = self.benches[pick % 4 == 3 if line is None else line.stream.device]
         if (
@@ -191,7 +191,8 @@ class InsideMachine(PoolMachine):
             or self.what not in ("allocate", "resize", "trim")
             or bench.reserved_bytes + self.size + MIB <= bench.limit_bytes
         ):
-            self.allocate(self.size, line, pick, cpu=cpu)
+            return self.allocate(self.size, line, pick, cpu=cpu)
+        return None
 
     def begin_inside(self, first: int, second: int) -> Line | None:
         line = self.close_line(first, self.may_be_captured)
@@ -314,7 +315,7 @@ class InsideMachine(PoolMachine):
             self.create_stream(0, first % 4 == 0, first % 2 == 0 and not self.holders_change())
             line = self.lines[-1]
             self.near = [line, *self.near[:2]]
-            block = self.allocate(self.size, line, second)
+            block = self.allocate_inside(line, second)
             if block is not None:
                 self.use_on(block, 0)
                 if second % 2:

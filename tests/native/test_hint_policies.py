@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cuda import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, FakeCuda, Page
-from fake_cuda.hints import FakeHints, Reached
+from fake_cuda.hints import FakeHints, Reached, using_installed
 from fake_cuda.pool import MIB, Bench
 from helpers import stub_cupy, stub_warp
 
@@ -180,7 +180,7 @@ def test_install_the_context_and_tags_in_order_of_who_counts(cupy: Any, hints: F
         bridge.as_cupy(array)
         return [call.what for call in hints.reached]
 
-    with bridge.installed("host", frameworks=[], hints="device"), bridge.numpy_allocator("managed"):
+    with using_installed("device"), bridge.numpy_allocator("managed"):
         assert bridge.status().hints == "device from 1.00 MiB"
         plain = np.ones(MIB)
         with bridge.tag("tables", hints="read_mostly"):

@@ -9,4 +9,4 @@ pytestmark = pytest.mark.fake_driver
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_the_pool_is_safe_whatever_happens_inside_of_a_driver_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_machine(InsideMachine, monkeypatch, 1000)
+    run_machine(InsideMachine, monkeypatch, 500)
