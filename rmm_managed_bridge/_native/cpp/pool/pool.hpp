@@ -219,19 +219,7 @@ class Pool : public ForkLocks {
   // the lane is lost, since no event can be had behind it.
   void close_lane(std::uint16_t index, void** retire, bool last = false);
 
-  PoolNumbers numbers() {
-    std::scoped_lock lock(lock_);
-    drain_all();
-    const std::size_t elsewhere = used_bytes_ + quarantined_bytes() + slabs_.free_bytes();
-    return {.reserved_bytes = reserved_bytes_,
-            .used_bytes = used_bytes_,
-            .asked_bytes = asked_bytes_,
-            .quarantined_bytes = quarantined_bytes(),
-            .largest_free_bytes = slabs_.largest_free_bytes(),
-            .lane_count = lanes_.size(),
-            .slab_free_bytes = options_.debug ? 0 : reserved_bytes_ - std::min(reserved_bytes_, elsewhere),
-            .pinned_bytes = slabs_.pinned_bytes()};
-  }
+  PoolNumbers numbers();
 
   // Gives everything back and lets upstream go, if no block is live; false otherwise. After that every allocation is
   // refused. Waits for quarantined blocks, unless `wait` is false: then it is false where there are any.

@@ -8,6 +8,20 @@ namespace rmm_bridge {
 // Of all that was freed and waits, or is lost.
 std::size_t Pool::quarantined_bytes() noexcept { return quarantine_.bytes() + lanes_.at(kDeferredLane).free_bytes + lost_bytes_; }
 
+PoolNumbers Pool::numbers() {
+  std::scoped_lock lock(lock_);
+  drain_all();
+  const std::size_t elsewhere = used_bytes_ + quarantined_bytes() + slabs_.free_bytes();
+  return {.reserved_bytes = reserved_bytes_,
+          .used_bytes = used_bytes_,
+          .asked_bytes = asked_bytes_,
+          .quarantined_bytes = quarantined_bytes(),
+          .largest_free_bytes = slabs_.largest_free_bytes(),
+          .lane_count = lanes_.size(),
+          .slab_free_bytes = options_.debug ? 0 : reserved_bytes_ - std::min(reserved_bytes_, elsewhere),
+          .pinned_bytes = slabs_.pinned_bytes()};
+}
+
 std::size_t Pool::cached_bytes() noexcept {
   std::scoped_lock lock(lock_);
   drain_all();
