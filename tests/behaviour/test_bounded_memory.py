@@ -11,6 +11,7 @@ import pytest
 from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge.config import read_config
 
 MIB = 1 << 20
 
@@ -155,6 +156,7 @@ FORKS = """
 import os, sys, time, warnings
 import numpy as np
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge.config import read_config
 
 warnings.simplefilter("error")
 def threads():
@@ -208,6 +210,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 import rmm_managed_bridge as bridge
+from rmm_managed_bridge.config import read_config
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -230,3 +233,16 @@ def test_a_pool_that_has_ended_leaves_little_behind(tmp_path: Path) -> None:
     program.write_text(CYCLES, encoding="ascii")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 50 << 10
+
+
+@pytest.mark.parametrize(("said", "meant"), [(True, True), (False, False), ("0", False), ("Yes", True), ("off", False)])
+def test_populate_is_a_switch_in_code_and_in_the_environment(said: bool | str, meant: bool) -> None:
+    assert read_config(environment={}).populate
+    assert read_config(populate=said, environment={}).populate is meant
+    assert read_config(environment={"RMM_BRIDGE_POPULATE": str(said)}).populate is meant
+
+
+@pytest.mark.parametrize("said", ["maybe", 1, 0.5])
+def test_what_is_neither_true_nor_false_is_no_switch(said: object) -> None:
+    with pytest.raises(bridge.ConfigError, match=r"populate=.* is neither True nor False"):
+        bridge.install("host", populate=said)  # type: ignore[arg-type]
