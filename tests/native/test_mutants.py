@@ -185,7 +185,9 @@ MUTANTS = {
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),
     "a forked child frees": Mutant(
-        "pool/tracked_pool.hpp", "if (!process.running()) [[unlikely]]\n      return Freed::ignored;", ""
+        "pool/tracked_pool.hpp",
+        "if (process.may_not_act() && !acts_on(process, found)) [[unlikely]]\n      return Freed::ignored;",
+        "",
     ),
 }
 
