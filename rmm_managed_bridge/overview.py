@@ -228,6 +228,17 @@ def _notes_of_this_context() -> tuple[str, ...]:
     return (f"NumPy's arrays of this context come from {other!r}, a handler of somebody else's, and not from the pool",)
 
 
+def live_bytes_of(framework: str, device: int) -> int:
+    """Return the bytes that a framework holds on a device."""
+    holders = (holder for holder, *_ in ledger.holders())
+    return sum(each.current_bytes for each in holders if (each.framework, each.device) == (framework, device))
+
+
+def reserved_bytes_on(device: int) -> int:
+    """Return the bytes that the pools of a device hold, for all frameworks."""
+    return sum(pool.numbers[0] for pool in native_pool.pools() if pool.device == device)
+
+
 def snapshot() -> Snapshot:
     """Return a frozen copy of the live allocations, with who held what at the high-water mark.
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rmm_managed_bridge._native import ledger
+from rmm_managed_bridge import overview
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge.errors import warn_user
 
@@ -21,25 +21,21 @@ class DefaultPool:
     def free_all_blocks(self, stream: Any = None) -> None:
         """Give back what is free in CuPy's pool, and in those of the bridge, as `trim` does."""
         self._theirs.free_all_blocks(stream)
-        for pool in native_pool.pools():
-            pool.trim()
+        overview.trim()
 
     def used_bytes(self) -> int:
         """Return the bytes of CuPy's arrays on the current device."""
-        device = self._device()
-        holders = (holder for holder, *_ in ledger.holders())
-        ours = sum(each.current_bytes for each in holders if (each.framework, each.device) == ("cupy", device))
-        return int(self._theirs.used_bytes()) + ours
+        return int(self._theirs.used_bytes()) + overview.live_bytes_of("cupy", self._device())
 
     def free_bytes(self) -> int:
         """Return what is held on the current device, and used by no framework."""
-        return int(self._theirs.free_bytes()) + sum(
-            max(pool.numbers[0] - pool.live_bytes, 0) for pool in self._pools_here()
-        )
+        device = self._device()
+        here = [pool for pool in native_pool.pools() if pool.device == device]
+        return int(self._theirs.free_bytes()) + sum(max(pool.numbers[0] - pool.live_bytes, 0) for pool in here)
 
     def total_bytes(self) -> int:
         """Return what is held on the current device, for all frameworks."""
-        return int(self._theirs.total_bytes()) + sum(pool.numbers[0] for pool in self._pools_here())
+        return int(self._theirs.total_bytes()) + overview.reserved_bytes_on(self._device())
 
     def set_limit(self, *args: Any, **kwargs: Any) -> None:
         """Set the limit of CuPy's own pool, and say that it bounds nothing now."""
@@ -51,10 +47,6 @@ class DefaultPool:
 
     def _device(self) -> int:
         return int(self._cupy.cuda.runtime.getDevice())
-
-    def _pools_here(self) -> list[native_pool.Pool]:
-        device = self._device()
-        return [pool for pool in native_pool.pools() if pool.device == device]
 
     @property  # type: ignore[misc]  # for isinstance alone: nobody sets it
     def __class__(self) -> Any:

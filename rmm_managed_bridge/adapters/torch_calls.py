@@ -6,8 +6,7 @@ Its counters are its caching allocator's, and raise for any other. Set for good,
 from collections.abc import Callable
 from typing import Any
 
-from rmm_managed_bridge._native import ledger
-from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge import overview
 from rmm_managed_bridge.frameworks.places import device_number
 
 
@@ -25,17 +24,14 @@ def tell_of_the_bridge(torch: Any) -> None:
 
 def _memory_allocated(torch: Any) -> Callable[..., int]:
     def memory_allocated(device: Any = None) -> int:
-        number = _number(torch, device)
-        holders = (holder for holder, *_ in ledger.holders())
-        return sum(each.current_bytes for each in holders if (each.framework, each.device) == ("torch", number))
+        return overview.live_bytes_of("torch", _number(torch, device))
 
     return memory_allocated
 
 
 def _memory_reserved(torch: Any) -> Callable[..., int]:
     def memory_reserved(device: Any = None) -> int:
-        number = _number(torch, device)
-        return sum(pool.numbers[0] for pool in native_pool.pools() if pool.device == number)
+        return overview.reserved_bytes_on(_number(torch, device))
 
     return memory_reserved
 
@@ -45,8 +41,7 @@ def _empty_cache(torch: Any) -> Callable[[], None]:
 
     def empty_cache() -> None:
         theirs()
-        for pool in native_pool.pools():
-            pool.trim()
+        overview.trim()
 
     return empty_cache
 

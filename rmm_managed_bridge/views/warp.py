@@ -27,7 +27,6 @@ def as_warp(x: Any, dtype: Any = None, *, allow_readonly: bool = False) -> "warp
     dtype : optional
         A Warp type to see the same bytes as: ``wp.vec3`` for ``float32`` of shape (n, 3), whose last dimension it then
         takes in. The same as ``as_warp(x).view(wp.vec3)``. By default the scalar type of `x`.
-
     allow_readonly : bool
         As for `as_cupy`.
 
