@@ -32,6 +32,7 @@ SUITES = [
     "capture",
     "deferred",
     "quarantine",
+    "in_hand",
     "budget",
     "host_functions",
     "wait_timeout",
@@ -76,6 +77,14 @@ MUTANTS = {
         "pool/room.cpp",
         "quarantine(std::move(blocks), bytes, {{index, event}});",
         "quarantine(std::move(blocks), bytes, {});",
+    ),
+    "what a thread has in hand is nowhere": Mutant(
+        "pool/pool.hpp", "if (std::exchange(begun_, true)) return;", "return;"
+    ),
+    "a full batch is not in hand": Mutant(
+        "pool/free.cpp",
+        "bytes = deferred.empty_into(blocks);\n      in_hand.begin();",
+        "bytes = deferred.empty_into(blocks);",
     ),
     "an event stands for a lane that came to be held": Mutant(
         "pool/free.cpp", "  if (lane.held()) {\n    // Since", "  if (false) {\n    // Since"

@@ -34,14 +34,7 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
     if (make_room(want, out)) return Refusal::none;
     if (grow(want, out)) return Refusal::none;
     if (trim() != 0 && grow(want, out)) return Refusal::none;
-    if (after_others(want, out)) return Refusal::none;
-    // Last, what other work still holds.
-    Waited waited;
-    while ((waited = wait_for_progress()) == Waited::progress) {
-      if (with_lock([&] { return take_idle(want, out) || take_new(want, out, true); })) return Refusal::none;
-      if (trim() != 0 && grow(want, out)) return Refusal::none;
-    }
-    if (waited == Waited::timed_out) return Refusal::timed_out;
+    return look_last(want, out);
   } catch (const std::bad_alloc&) {
   }
   return Refusal::out_of_memory;
@@ -139,8 +132,11 @@ void Pool::advise(const Advice& advice) noexcept {
   process_.hugepages.failed(process_.pages, advice);
 }
 
-bool Pool::grow(const Want& want, Grant& out) {
-  if (options_.debug) return grow_debug(want, out);
+// `contended`, if given, becomes true where the limit refuses for what another thread is just asking upstream for.
+bool Pool::grow(const Want& want, Grant& out, bool* contended) {
+  bool unasked = false;
+  bool& taken = contended == nullptr ? unasked : *contended;
+  if (options_.debug) return grow_debug(want, out, taken);
   const std::size_t least = round_to_granule(want.size.bytes);
   std::size_t piece = 0, usual = 0;
   with_lock([&] {
@@ -153,7 +149,7 @@ bool Pool::grow(const Want& want, Grant& out) {
     tried = bytes;
     // Another thread may take what this one has just added, or give it back. If that goes on there is no growth to be had, and the
     // ladder goes on.
-    for (int turn = 0; turn < 3 && add_piece(bytes, want.side); ++turn) {
+    for (int turn = 0; turn < 3 && add_piece(bytes, want.side, taken); ++turn) {
       if (!with_lock([&] { return take_new(want, out, true); })) continue;
       watch(bytes);
       return true;
@@ -162,17 +158,33 @@ bool Pool::grow(const Want& want, Grant& out) {
   return false;
 }
 
-bool Pool::add_piece(std::size_t bytes, Side side) {
+// Before upstream is asked: what is reserved keeps it, see `close`. `contended` becomes true if the limit refuses only for what others
+// have reserved and have not yet.
+bool Pool::reserve(std::size_t bytes, bool& contended) noexcept {
+  if (upstream_ == nullptr) return false;
+  const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
+  if (bytes > left) {
+    contended = contended || bytes <= left + adding_bytes_;
+    return false;
+  }
+  reserved_bytes_ += bytes;
+  adding_bytes_ += bytes;
+  return true;
+}
+
+void Pool::end_reserving(std::size_t bytes, bool kept) noexcept {
+  adding_bytes_ -= bytes;
+  if (!kept) reserved_bytes_ -= bytes;
+}
+
+bool Pool::add_piece(std::size_t bytes, Side side, bool& contended) {
   auto chunk = parts_ ? nullptr : std::make_unique<Chunk>();
   WithoutGil without(process_);
   for (const std::size_t slack : {std::size_t{0}, kGranule}) {
     const std::size_t upstream_bytes = bytes + slack;
     {
-      // What is reserved keeps upstream: see `close`.
       std::scoped_lock lock(lock_);
-      const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
-      if (upstream_ == nullptr || upstream_bytes > left) return false;
-      reserved_bytes_ += upstream_bytes;
+      if (!reserve(upstream_bytes, contended)) return false;
     }
     auto* raw = static_cast<char*>(upstream_->allocate(upstream_bytes));
     const auto number = reinterpret_cast<std::uintptr_t>(raw);
@@ -182,7 +194,10 @@ bool Pool::add_piece(std::size_t bytes, Side side) {
       if (chunk != nullptr) *chunk = {base, bytes, raw, upstream_bytes, side};
       try {
         process_.pages.reserve(base, bytes);
-        with_lock([&] { slabs_.add(side, base, bytes, chunk.get(), gives_zeros_); });
+        with_lock([&] {
+          slabs_.add(side, base, bytes, chunk.get(), gives_zeros_);
+          end_reserving(upstream_bytes, true);
+        });
         chunk.release();
         return true;
       } catch (const std::bad_alloc&) {
@@ -191,7 +206,7 @@ bool Pool::add_piece(std::size_t bytes, Side side) {
     // Not on a granule: others take pieces of other sizes from the same upstream. Once more, with room to align in.
     if (raw != nullptr) upstream_->deallocate(raw, upstream_bytes);
     std::scoped_lock lock(lock_);
-    reserved_bytes_ -= upstream_bytes;
+    end_reserving(upstream_bytes, false);
     if (raw == nullptr || parts_) return false;
   }
   return false;

@@ -29,7 +29,7 @@ const char* first_other(const char* from, const char* to, unsigned char fill) no
   return found == to ? nullptr : found;
 }
 
-bool Pool::grow_debug(const Want& want, Grant& out) {
+bool Pool::grow_debug(const Want& want, Grant& out, bool& contended) {
   const std::size_t front = std::max(kFrontGuard, want.alignment);
   auto chunk = std::make_unique<Chunk>();
   chunk->side = want.side;
@@ -38,8 +38,6 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
   Span* span = nullptr;
   {
     std::scoped_lock lock(lock_);
-    const std::size_t left = options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_);
-    if (upstream_ == nullptr || chunk->upstream_bytes > left) return false;
     if (unused_debug_.empty()) {
       auto fresh = std::make_unique<Span>();
       auto table = std::make_unique<Block[]>(1);
@@ -54,7 +52,10 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
       span = unused_debug_.back();
       unused_debug_.pop_back();
     }
-    reserved_bytes_ += chunk->upstream_bytes;
+    if (!reserve(chunk->upstream_bytes, contended)) {
+      unused_debug_.push_back(span);
+      return false;
+    }
   }
   {
     WithoutGil without(process_);
@@ -78,7 +79,7 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
   } catch (const std::bad_alloc&) {
     if (chunk->upstream_base != nullptr) upstream_->deallocate(chunk->upstream_base, chunk->upstream_bytes);
     std::scoped_lock lock(lock_);
-    reserved_bytes_ -= chunk->upstream_bytes;
+    end_reserving(chunk->upstream_bytes, false);
     unused_debug_.push_back(span);
     return false;
   }
@@ -86,6 +87,7 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
   out_of_bounds(chunk->base + chunk->bytes, kRearGuard, true);
   span->chunk = chunk.release();
   std::scoped_lock lock(lock_);
+  end_reserving(span->chunk->upstream_bytes, true);
   span->idle_count = 0;
   span->state.store(Span::State::blocks, std::memory_order_release);
   Block* block = &span->blocks.load(std::memory_order_relaxed)[0];
@@ -98,7 +100,7 @@ bool Pool::grow_debug(const Want& want, Grant& out) {
 // the bridge's own thread later, it is looked at for changes since, and goes back to upstream. With `all`, both at once.
 // Returns what went.
 std::size_t Pool::release_debug(bool all) {
-  const Trimming trimming(*this);
+  InHand in_hand(*this);
   std::vector<Span*> looking;
   const std::int64_t now_ns = steady_time_ns();
   with_lock([&] {
@@ -109,6 +111,7 @@ std::size_t Pool::release_debug(bool all) {
       looking.push_back(span);
       return true;
     });
+    if (!looking.empty()) in_hand.begin();
   });
   if (looking.empty()) return 0;
   std::vector<Span*> gone;

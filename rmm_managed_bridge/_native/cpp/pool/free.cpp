@@ -222,6 +222,7 @@ void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, c
 // An event on the legacy stream makes blocking streams wait for each other, so it is left out unless blocks are on it.
 void Pool::flush_deferred() noexcept {
   if (driver_ == nullptr) return;
+  InHand in_hand(*this);
   Pins pins(*this), departed(*this);
   std::vector<WaitFor> waits;
   std::vector<Block*> blocks;
@@ -241,6 +242,7 @@ void Pool::flush_deferred() noexcept {
       if (options_.cautious) pin_departures(departed, waits);
       waits.reserve(waits.size() + pins.size());
       bytes = deferred.empty_into(blocks);
+      in_hand.begin();
       later = quarantine_.next_number();
     }
     const auto first = static_cast<std::ptrdiff_t>(waits.size());

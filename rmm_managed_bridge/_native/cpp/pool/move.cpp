@@ -35,21 +35,25 @@ bool Pool::begin_move(Span* from, const SizeClass& size, std::size_t more_asked,
     }
     {
       std::scoped_lock lock(lock_);
-      if (more > options_.limit_bytes - std::min(options_.limit_bytes, reserved_bytes_)) return false;
-      reserved_bytes_ += more;
+      bool contended = false;
+      if (!reserve(more, contended)) return false;
     }
     if (char* place = upstream_->reserve(bytes); place != nullptr) {
       try {
         process_.pages.reserve(place, bytes);
         move.from = from;
-        move.to = with_lock([&] { return slabs_.span_for(from->side, place, size); });
+        move.to = with_lock([&] {
+          Span* to = slabs_.span_for(from->side, place, size);
+          end_reserving(more, true);
+          return to;
+        });
         return true;
       } catch (const std::bad_alloc&) {
         upstream_->release(place, bytes);
       }
     }
     std::scoped_lock lock(lock_);
-    reserved_bytes_ -= more;
+    end_reserving(more, false);
   } catch (const std::bad_alloc&) {
   }
   return false;

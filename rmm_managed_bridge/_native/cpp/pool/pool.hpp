@@ -14,9 +14,9 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/spin_lock.hpp"
@@ -260,16 +260,26 @@ class Pool : public ForkLocks {
     bool held = true;
   };
 
-  // While one lives, its thread may have blocks and pieces in hand that are in no list: see `close`.
-  struct Trimming {
-    explicit Trimming(Pool& pool) : pool_(pool) {
-      pool_.trimming_.fetch_add(1);
-      pool_.trims_begun_.fetch_add(1);
+  // Once one has begun, and while it lives, its thread has blocks or pieces in hand that are in no list: see `look_last` and `close`.
+  class InHand {
+   public:
+    explicit InHand(Pool& pool) : pool_(pool) {}
+    ~InHand() {
+      if (begun_) pool_.hands_.fetch_sub(1);
     }
-    ~Trimming() { pool_.trimming_.fetch_sub(1); }
-    Trimming(const Trimming&) = delete;
-    Trimming& operator=(const Trimming&) = delete;
+    InHand(const InHand&) = delete;
+    InHand& operator=(const InHand&) = delete;
+
+    // Under the lock, with what is taken out.
+    void begin() noexcept {
+      if (std::exchange(begun_, true)) return;
+      pool_.hands_.fetch_add(1);
+      pool_.hands_begun_.fetch_add(1);
+    }
+
+   private:
     Pool& pool_;
+    bool begun_ = false;
   };
 
   // While one lives, its lanes keep their numbers, and a held one stays held: their handles may be used outside the lock. It ends
@@ -360,11 +370,13 @@ class Pool : public ForkLocks {
   void note_fresh(const Want& want, Grant& out) noexcept;
   void put(Lane& lane, const Span* span, Block* block);
   void settle(Block* block) noexcept;
+  bool reserve(std::size_t bytes, bool& contended) noexcept;
+  void end_reserving(std::size_t bytes, bool kept) noexcept;
 
   // Takes the lock itself. In allocate.cpp:
   Refusal allocate_slowly(Want want, const KnownStream& stream, Grant& out) noexcept;
-  bool grow(const Want& want, Grant& out);
-  bool add_piece(std::size_t bytes, Side side);
+  bool grow(const Want& want, Grant& out, bool* contended = nullptr);
+  bool add_piece(std::size_t bytes, Side side, bool& contended);
   void advise(const Advice& advice) noexcept;
   bool advises(Side side) const noexcept { return options_.hugepages && side == Side::cpu; }
 
@@ -373,7 +385,7 @@ class Pool : public ForkLocks {
   virtual void forget_end(const char* ptr) noexcept = 0;
 
   // In debug.cpp:
-  bool grow_debug(const Want& want, Grant& out);
+  bool grow_debug(const Want& want, Grant& out, bool& contended);
   std::size_t release_debug(bool all);
   void check_debug(const Span* span) noexcept;
 
@@ -408,9 +420,10 @@ class Pool : public ForkLocks {
   // In wait.cpp:
   bool poll_once(bool& moved);
   bool wait_a_while(const Want& want, Grant& out);
-  bool after_others(const Want& want, Grant& out);
-  template <typename Look>
-  bool look_until_trimmed(Look look);
+  Refusal look_last(const Want& want, Grant& out);
+  static constexpr int kMostPauses = 100;  // about a second
+  void pause(int turn) const noexcept;
+  bool fits(const Want& want) noexcept;
 
   // Takes the lock itself. In trim.cpp:
   std::size_t give_back(std::size_t wanted_bytes);
@@ -457,9 +470,10 @@ class Pool : public ForkLocks {
   Quarantine quarantine_;
   std::unordered_map<const char*, std::vector<std::uint16_t>> stream_uses_;  // of live blocks, beyond their own lanes
   std::size_t reserved_bytes_ = 0;
-  std::size_t used_bytes_ = 0;   // of live blocks
-  std::size_t asked_bytes_ = 0;  // of what was asked for in them
-  std::size_t lost_bytes_ = 0;   // of blocks that there was no memory to put anywhere: see deallocate_slowly
+  std::size_t adding_bytes_ = 0;  // of these, what upstream is just asked for
+  std::size_t used_bytes_ = 0;    // of live blocks
+  std::size_t asked_bytes_ = 0;   // of what was asked for in them
+  std::size_t lost_bytes_ = 0;    // of blocks that there was no memory to put anywhere: see deallocate_slowly
   std::size_t live_count_ = 0;
   PoolBudget budget_{period_ns(), options_.spare_bytes};
   std::pair<std::size_t, std::size_t> pinned_at_{};  // see keep_budget
@@ -470,26 +484,10 @@ class Pool : public ForkLocks {
   std::vector<std::unique_ptr<Block[]>> debug_tables_;
   std::int64_t looked_ns_ = 0;
   Stalled stalled_;
-  std::atomic<int> trimming_{0};
-  std::atomic<std::uint64_t> trims_begun_{0};
+  std::atomic<int> hands_{0};
+  std::atomic<std::uint64_t> hands_begun_{0};
   std::size_t seen_cached_bytes_ = 0;
   BackgroundTask::Delay delay_{0};
 };
-
-// Until `look` is true, or has looked once while no thread was giving something back, from its beginning to its end: what was freed
-// before a trim begins may be in that one's hands and in no list when it is looked for. But not for ever: an upstream in
-// Python that allocates or closes the pool in its own free would wait for itself.
-template <typename Look>
-bool Pool::look_until_trimmed(Look look) {
-  for (int turn = 0; turn < 20'000; ++turn) {
-    const std::uint64_t begun = trims_begun_.load();  // before: who begins between the two is seen by one of them
-    const bool others_trim = trimming_.load() != 0;
-    if (look()) return true;
-    if (!others_trim && trims_begun_.load() == begun) return false;
-    WithoutGil without(process_);
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return false;
-}
 
 }  // namespace rmm_bridge

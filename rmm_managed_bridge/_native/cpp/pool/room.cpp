@@ -134,6 +134,7 @@ void Pool::settle_large_blocks() {
     });
   });
   for (const std::uint16_t index : lanes) {
+    InHand in_hand(*this);
     Pins pins(*this);
     std::vector<Block*> blocks;
     std::size_t bytes = 0;
@@ -145,6 +146,7 @@ void Pool::settle_large_blocks() {
       pins.add(lane);
       stream = lane.stream;
       bytes = take_large(lane, kFirst, blocks);
+      if (bytes != 0) in_hand.begin();
     }
     if (blocks.empty()) continue;
     try {

@@ -137,6 +137,7 @@ void Pool::pin_held(Pins& pins) {
 
 // Takes a whole bin of another lane: one event and one wait serve all its blocks.
 bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
+  InHand in_hand(*this);
   Pins pins(*this);
   std::vector<Block*> blocks;
   std::vector<Quarantine::WaitFor> waits;
@@ -156,6 +157,7 @@ bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
     held = from->held();
     for (const EventRef& event : from->events) waits.push_back({from->index, event});
     blocks.swap(from->bins[want.size.index]);
+    in_hand.begin();
     bytes = blocks.size() * want.size.bytes;
     from->free_bytes -= bytes;
   }

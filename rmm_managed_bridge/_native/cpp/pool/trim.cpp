@@ -31,7 +31,6 @@ std::size_t Pool::cached_bytes() noexcept {
 
 std::size_t Pool::trim(std::size_t keep_bytes) {
   if (!acts()) return 0;
-  const Trimming trimming(*this);
   std::size_t bytes = options_.debug ? release_debug(true) : 0;
   if (keep_bytes != 0) {
     // First what is whole as it is, so that streams keep what they would take again at once.
@@ -65,7 +64,7 @@ std::size_t Pool::give_back_above(std::size_t keep_bytes) {
 
 // Gives about so many free bytes back to upstream, and returns how many went: whole pieces, or parts of free spans.
 std::size_t Pool::give_back(std::size_t wanted_bytes) {
-  const Trimming trimming(*this);
+  InHand in_hand(*this);
   std::vector<Span*> spans;
   with_lock([&] {
     free_idle_slabs();
@@ -73,6 +72,7 @@ std::size_t Pool::give_back(std::size_t wanted_bytes) {
       slabs_.take_free(wanted_bytes, parts_, spans);
     } catch (const std::bad_alloc&) {  // the rest is for the next time
     }
+    if (!spans.empty()) in_hand.begin();
     for (const Span* span : spans) {
       if (options_.populate && span->side == Side::gpu) FreshPages::forget(process_.pages, span->base, span->bytes);
       if (span->chunk == nullptr && advises(span->side)) process_.hugepages.forget(process_.pages, span->base, span->bytes);
@@ -117,6 +117,7 @@ void Pool::keep_cleared(Span* span) noexcept {
 
 void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   Lane& lane = lanes_.at(index);
+  InHand in_hand(*this);
   Pins pins(*this);
   StreamRef stream;
   bool held = false;
@@ -135,6 +136,7 @@ void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
     waits.reserve(waits.size() + 1);
     // Before the event: what is freed from now on may have work behind it.
     bytes = lane.empty_into(blocks);
+    if (bytes != 0) in_hand.begin();
   }
   try {
     EventRef event;
@@ -167,7 +169,7 @@ bool Pool::close(bool wait) {
     while (wait && wait_for_oldest()) {
     }
     trim();
-    const bool others_trim = trimming_.load() != 0;  // asked before: who begins now finds nothing
+    const bool others = hands_.load() != 0;  // asked before: who begins now finds nothing
     const bool empty = with_lock([&] {
       if (reserved_bytes_ != 0) return false;
       if (upstream_ != nullptr) slabs_.end();
@@ -175,9 +177,10 @@ bool Pool::close(bool wait) {
       return true;
     });
     if (empty) break;
-    if (!others_trim) return false;
-    look_until_trimmed([] { return false; });
-    if (trimming_.load() != 0) return false;
+    if (!others) return false;
+    // Not for ever: an upstream in Python that closes the pool in its own free would wait for itself.
+    for (int turn = 0; turn < kMostPauses && hands_.load() != 0; ++turn) pause(turn);
+    if (hands_.load() != 0 || live_count() != 0) return false;
   }
   WithoutGil without(process_);
   ended.reset();

@@ -1,6 +1,7 @@
 // Pool, the part about waiting for blocks that were freed: the quarantine's ends.
 #include <algorithm>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "pool/pool.hpp"
@@ -106,12 +107,41 @@ bool Pool::wait_a_while(const Want& want, Grant& out) {
   }
 }
 
-// What another thread is just giving back is in no list, and counts as reserved until upstream has it, which may take as long as
-// the device does. And another one may have taken what this one made room for, or have added more than it took. So memory has
-// only run out if there is none once nobody has any in hand; a second is enough to wait for that. True if `want` could be served.
-bool Pool::after_others(const Want& want, Grant& out) {
-  return look_until_trimmed(
-      [&] { return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }) || grow(want, out); });
+void Pool::pause(int turn) const noexcept {
+  WithoutGil without(process_);
+  std::this_thread::sleep_for(
+      std::min(std::chrono::microseconds(50) * (1 << std::min(turn, 10)), std::chrono::microseconds(10'000)));
+}
+
+// Whether the limit leaves room for it beside what is live.
+bool Pool::fits(const Want& want) noexcept {
+  std::scoped_lock lock(lock_);
+  drain_all();
+  return want.size.bytes <= options_.limit_bytes - std::min(options_.limit_bytes, used_bytes_);
+}
+
+// What another thread has in hand is in no list, and counts as reserved until upstream has it, which may take as long as the device
+// does; and what it asks upstream for counts before it is there. So a request is refused only after a look in which nobody had
+// anything in hand, from the beginning of the look to its end: docs/design/pool.md has the proof. Not for ever: threads that free all
+// the time always have something in hand, and an upstream in Python that allocates in its own calls would wait for itself.
+Refusal Pool::look_last(const Want& want, Grant& out) {
+  const auto idle = [&] { return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }); };
+  for (int pauses = 0;;) {
+    const std::uint64_t begun = hands_begun_.load();  // before: who begins between the two is seen by one of them
+    bool others = hands_.load() != 0;
+    const auto again = [&] { return (others || hands_begun_.load() != begun) && pauses < kMostPauses && fits(want); };
+    if (idle() || grow(want, out, &others)) return Refusal::none;
+    if (!again()) {
+      // Last, what other work still holds.
+      const Waited waited = wait_for_progress();
+      if (waited == Waited::timed_out) return Refusal::timed_out;
+      if (idle() || (trim() != 0 && grow(want, out, &others))) return Refusal::none;
+      if (waited == Waited::progress) continue;
+      // Also what this thread has moved meanwhile, by the wait or the trim, is looked for once more.
+      if (!again()) return Refusal::out_of_memory;
+    }
+    pause(pauses++);
+  }
 }
 
 bool Pool::poll() {
