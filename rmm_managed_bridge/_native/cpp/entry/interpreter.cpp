@@ -24,11 +24,12 @@ void restore_gil(void* state) {
   sleep_instead_of_ending([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
 }
 
+// Not once the end has begun: calls that the background thread leaves behind may come when the modules are empty.
 template <auto& Callback>
 void soon() {
   call_soon(
       [](void*) {
-        Callback();
+        if (!connected->exiting()) Callback();
         return 0;
       },
       nullptr);
@@ -54,7 +55,7 @@ void after_fork_in_child() {
   connected->unlock_after_fork();
   connected->background.forget_in_child();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
-  if (connected->has_pools() || connected->driver.loaded) connected->become_child();
+  if (connected->had_pools() || connected->driver.loaded) connected->become_child();
 }
 
 }  // namespace
