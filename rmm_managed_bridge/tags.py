@@ -30,7 +30,9 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
     Parameters
     ----------
     name : str
-        Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them.
+        Up to 200 characters. Names are kept for the life of the process, so use a fixed set of them. After 65,536
+        different ones, new names without a limit count as ``"(other tags)"``, which one `BridgeWarning` says, and
+        their hints are not kept.
     limit : int or str, optional
         The most that may be live of what is allocated in blocks with this tag and this limit, tags inside them
         included, in bytes or as text such as ``"2GiB"``: beyond it, an allocation is a `MemoryError`. A resize counts
@@ -85,7 +87,9 @@ class tag:  # noqa: N801 - used like a function: `with bridge.tag("load"):`
         if self._limit_bytes is not None and (why := _why_limits_are_off()) is not None:
             warn_user(f"the limit of {self!r} limits nothing: {why}")
         number = native_process.nested_tag(native_process.tag_variable.get(), self._name, self._limit_bytes)
-        if self._hints is not None:
+        if self._limit_bytes is None and number >= native_process.MOST_TAGS:
+            _say_that_there_are_too_many(self)
+        elif self._hints is not None:
             policy.set_of_tag(native_process.tag_name(number), self._hints)
         return int(number)
 
@@ -125,6 +129,19 @@ class _Inside:
         finally:
             self._number = native_process.tag_variable.get()
             native_process.tag_variable.set(outside)
+
+
+_said_too_many = False
+
+
+def _say_that_there_are_too_many(new: tag) -> None:
+    global _said_too_many
+    if not _said_too_many:
+        _said_too_many = True
+        warn_user(
+            f"{new!r} has no name of its own any more: after {native_process.MOST_TAGS:,} different tags, new ones "
+            f"count as {native_process.OTHER_TAGS!r}; name kinds of work, not each request"
+        )
 
 
 def _why_limits_are_off() -> str | None:

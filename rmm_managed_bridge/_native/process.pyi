@@ -6,6 +6,8 @@ from typing import Final, Literal
 KINDS: Final[tuple[str, ...]]
 TRACKS: Final[tuple[str, ...]]
 PHASES: Final[tuple[str, ...]]
+MOST_TAGS: Final[int]
+OTHER_TAGS: Final[str]
 tag_variable: Final[ContextVar[int]]
 
 def nested_tag(outer: int, name: str, limit_bytes: int | None = None) -> int: ...

@@ -33,7 +33,10 @@ KINDS = ("host", "managed", "system", "device", "pinned")  # tracked_pool.hpp kn
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
 
-# Number 0 stands for "no tag". Tags are interned for the life of the process, as call sites are.
+# Number 0 stands for "no tag". Tags are interned for the life of the process, so there is an end to them: a program that names
+# each of its requests has the rest under one name in each tag.
+MOST_TAGS = 1 << 16
+OTHER_TAGS = "(other tags)"
 tag_variable = ContextVar("rmm_managed_bridge.tag", default=0)
 _tags = [""]
 _outer_tags = [0]
@@ -61,15 +64,22 @@ cdef uint8_t framework_number(str name) except? 255:
 
 
 def nested_tag(outer, str name, limit_bytes=None):
-    """Return the number of the tag `name` inside the tag number `outer`, the same for each call with this limit."""
+    """Return the number of the tag `name` inside the tag number `outer`, the same for each call with this limit.
+
+    It is not less than `MOST_TAGS` where there are so many that this one has no name of its own.
+    """
     origin.tags_used = True
     with _tag_lock:
         number = _tag_numbers.get((outer, name, limit_bytes))
+        if number is None and limit_bytes is None and len(_tags) >= MOST_TAGS:
+            name = OTHER_TAGS
+            number = _tag_numbers.get((outer, name, None))
         if number is None:
             if not process.add_budget(len(_tags), outer, -1 if limit_bytes is None else limit_bytes):
                 raise BridgeError("a limit cannot be set after a million different tags; use a fixed set of names")
             number = _tag_numbers[outer, name, limit_bytes] = len(_tags)
-            _tags.append(f"{_tags[outer]}/{name}" if outer else name)
+            path = f"{_tags[outer]}/{name}" if outer else name
+            _tags.append(_tags[outer] if name == OTHER_TAGS and _tags[outer].endswith(OTHER_TAGS) else path)
             _outer_tags.append(outer)
     return number
 
