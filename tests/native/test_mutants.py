@@ -83,8 +83,8 @@ MUTANTS = {
     ),
     "a full batch is not in hand": Mutant(
         "pool/free.cpp",
-        "bytes = deferred.empty_into(blocks);\n      in_hand.begin();",
-        "bytes = deferred.empty_into(blocks);",
+        "deferred.front.begin_batch();\n      in_hand.begin();",
+        "deferred.front.begin_batch();",
     ),
     "an event stands for a lane that came to be held": Mutant(
         "pool/free.cpp", "  if (lane.held()) {\n    // Since", "  if (false) {\n    // Since"

@@ -242,6 +242,7 @@ void Pool::flush_deferred() noexcept {
       if (options_.cautious) pin_departures(departed, waits);
       waits.reserve(waits.size() + pins.size());
       bytes = deferred.empty_into(blocks);
+      deferred.front.begin_batch();
       in_hand.begin();
       later = quarantine_.next_number();
     }

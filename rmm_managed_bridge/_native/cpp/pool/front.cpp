@@ -44,7 +44,9 @@ void Pool::drain(Lane& lane) noexcept {
     bin.clear();
     front.free_bytes -= bytes;
     lane.free_bytes += bytes;
+    front.drained_bytes += bytes;
   }
+  front.drained_count -= front.live_delta;
   front.known_free_bytes = front.free_bytes;
   lane.named_count += static_cast<std::size_t>(front.live_delta);
   live_count_ += static_cast<std::size_t>(front.live_delta);

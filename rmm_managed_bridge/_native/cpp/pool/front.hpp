@@ -68,7 +68,8 @@ inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
   --front.live_delta;
   if (index == kDeferredLane) {
     const int shift = deferred_shift_.load(std::memory_order_relaxed);
-    full = -front.live_delta >= kDeferredBlocks << shift || front.free_bytes >= kDeferredBytes << shift;
+    full = front.drained_count - front.live_delta >= kDeferredBlocks << shift ||
+           front.drained_bytes + front.free_bytes >= kDeferredBytes << shift;
   }
   return true;
 }

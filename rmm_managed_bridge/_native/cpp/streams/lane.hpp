@@ -70,6 +70,9 @@ struct alignas(64) Front {
   std::size_t known_free_bytes = 0;  // as the pool knows it: what is missing since is used, what is more is not
   std::ptrdiff_t live_delta = 0;
   std::ptrdiff_t asked_delta = 0;  // of what was asked for in them
+  // Of the deferred lane: what was drained since its last batch. It counts for the next, or whoever reads would put that off.
+  std::ptrdiff_t drained_count = 0;
+  std::size_t drained_bytes = 0;
 
   // Makes room for more blocks of a class. Throws std::bad_alloc.
   [[gnu::noinline]] BlockStack& make_room(std::uint32_t class_index, std::size_t more) {
@@ -78,6 +81,12 @@ struct alignas(64) Front {
     bin_count = std::max(bin_count, class_index + 1);
     bins[class_index].reserve(more);
     return bins[class_index];
+  }
+
+  void begin_batch() noexcept {
+    std::scoped_lock held(lock);
+    drained_count = 0;
+    drained_bytes = 0;
   }
 
   bool untouched() const noexcept { return free_bytes == 0 && known_free_bytes == 0 && live_delta == 0 && asked_delta == 0; }
