@@ -148,7 +148,7 @@ def close_ended():
     """
     cdef Pool pool
     for pool in list(_pools):
-        if pool.c_pool.ended():
+        if pool.c_pool.over():
             pool.close()
 
 

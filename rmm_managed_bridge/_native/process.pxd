@@ -259,7 +259,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         void retire()
         bool retired()
         bool inherited()
-        bool ended()
+        bool over()
         int device()
         uint8_t kind()
         string refused_by() except +

@@ -203,7 +203,7 @@ void make_without_memory() {
         pool = new TrackedPool(bench.process, std::move(upstream), ordered ? &bench.process.driver : nullptr, bench.context, {},
                                0, 0, Track::counters);
       });
-      expect(bench.process.has_pools() == made, "whether a fork knows of the pool");
+      expect(bench.process.had_pools() == made, "whether a fork knows of the pool");
       bench.process.lock_for_fork();
       bench.process.unlock_after_fork();
       auto& bell = *new Bell();

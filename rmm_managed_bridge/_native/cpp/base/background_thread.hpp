@@ -28,8 +28,9 @@ class BackgroundTask {
  public:
   using Delay = std::chrono::milliseconds;
   static constexpr Delay kNever = Delay::max();
+  static constexpr Delay kOver = Delay{-1};
 
-  // Called by the background thread, without locks. Returns when it wants to be called again at the latest.
+  // Called by the background thread, without locks. Returns when it wants to be called again at the latest, or that it need not be ever.
   virtual Delay run() noexcept = 0;
 
  protected:
@@ -124,11 +125,17 @@ class BackgroundThread {
       awake_ = false;
       busy_ = true;
       BackgroundTask::Delay next = BackgroundTask::kNever;
-      for (std::size_t index = 0; index < tasks_.size() && !stopped_ && !resting_; ++index) {
+      for (std::size_t index = 0; index < tasks_.size() && !stopped_ && !resting_;) {
         BackgroundTask* task = tasks_[index];
         lock.unlock();
-        next = std::min(next, task->run());
+        const BackgroundTask::Delay delay = task->run();
         lock.lock();
+        if (delay == BackgroundTask::kOver) {
+          tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(index));  // others only add
+        } else {
+          next = std::min(next, delay);
+          ++index;
+        }
       }
       busy_ = false;
       changed_.notify_all();

@@ -58,6 +58,8 @@ class Pool : public ForkLocks {
   void inherit() noexcept override { inherited_.store(true, std::memory_order_relaxed); }
   // The pool is that of the process which this one was forked from.
   bool inherited() const noexcept { return inherited_.load(std::memory_order_relaxed); }
+  // It has closed, and upstream is gone: only what Python holds for it is left.
+  bool over() const noexcept { return over_.load(std::memory_order_acquire); }
   // The process may act, and the pool is its own.
   bool acts() const noexcept { return process_.running() && !inherited(); }
 
@@ -454,7 +456,7 @@ class Pool : public ForkLocks {
   void watch(std::size_t added_bytes) noexcept;
 
   Process& process_;
-  std::atomic<bool> inherited_{false};
+  std::atomic<bool> inherited_{false}, over_{false};
   std::unique_ptr<Upstream> upstream_;  // goes when the pool closes
   const std::size_t chunk_bytes_;
   const bool gives_zeros_;

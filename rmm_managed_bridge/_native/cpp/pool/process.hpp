@@ -88,6 +88,13 @@ struct Process {
     locks_.reserve(locks_.size() + 1);
     background.add(task);
     locks_.push_back(pool);
+    had_pools_ = true;
+  }
+
+  // One that has ended: nobody needs its locks any more, and a fork would write to each.
+  void remove_pool(ForkLocks* pool) noexcept {
+    std::scoped_lock guard(locks_lock_);
+    std::erase(locks_, pool);
   }
 
   // Plain numbers, for Cython.
@@ -100,7 +107,7 @@ struct Process {
   std::uint64_t populated_byte_count() const noexcept { return populated_bytes.load(); }
   int phase_number() const noexcept { return static_cast<int>(phase()); }
 
-  bool has_pools() const noexcept { return !locks_.empty(); }
+  bool had_pools() const noexcept { return had_pools_; }
 
   // Around a fork the forking thread holds every lock, so that the child inherits whole data and no lock of a thread that
   // it does not have. Otherwise a thread holds one at most, or a pool's and then one of its lanes' or events', or one of a
@@ -189,6 +196,7 @@ struct Process {
   std::atomic<unsigned> state_{0};
   bool parent_had_driver_ = false;  // written in a child before it has a second thread
   SpinLock locks_lock_;
+  bool had_pools_ = false;
   std::vector<ForkLocks*> locks_;
 };
 

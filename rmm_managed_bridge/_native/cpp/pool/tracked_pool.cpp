@@ -83,7 +83,8 @@ bool TrackedPool::relieved(std::size_t bytes, int attempt, bool may_collect) noe
 
 // The bridge's own thread looks after the pool.
 BackgroundTask::Delay TrackedPool::run() noexcept {
-  if (!acts() || ended()) return kNever;
+  if (over()) return kOver;
+  if (!acts()) return kNever;
   if (!retired()) return run_tasks();
   try {
     if (live_count() != 0) {
@@ -91,9 +92,8 @@ BackgroundTask::Delay TrackedPool::run() noexcept {
       return std::min(run_tasks(), numbers().quarantined_bytes == 0 ? kNever : Delay{1000});
     }
     if (close(false)) {
-      ended_.store(true, std::memory_order_release);
       if (process().on_closed != nullptr) process().on_closed();
-      return kNever;
+      return kOver;
     }
   } catch (const std::bad_alloc&) {
   }

@@ -177,8 +177,6 @@ class TrackedPool : public Pool, public BackgroundTask {
 
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
-  // The background thread has closed it: only what Python holds for it is left.
-  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   // As asked for; without a ledger nobody knows at a free what that was, and blocks count as large as they are.
   std::size_t live_bytes() {
     const PoolNumbers now = numbers();
@@ -263,7 +261,6 @@ class TrackedPool : public Pool, public BackgroundTask {
   const std::uint8_t kind_;
   const Track track_;
   std::atomic<bool> retired_{false};
-  std::atomic<bool> ended_{false};
   Delay retry_{25};  // of the background thread
   SpinLock ended_lock_;
   std::unordered_map<std::uintptr_t, Entry> endings_;  // debug mode

@@ -184,6 +184,8 @@ bool Pool::close(bool wait) {
   }
   WithoutGil without(process_);
   ended.reset();
+  process_.remove_pool(this);
+  over_.store(true, std::memory_order_release);  // last: what upstream stood on may go
   return true;
 }
 
