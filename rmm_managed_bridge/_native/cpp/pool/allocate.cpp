@@ -52,7 +52,7 @@ bool Pool::take_idle(const Want& want, Grant& out) {
   const std::uint16_t ready = ready_lane(want.side);
   for (std::uint16_t index : {want.lane, ready}) {
     Lane& lane = lanes_.at(index);
-    drain(lane);
+    drain(lane, want.size);
     if (lane.bins.size() <= want.size.index || lane.bins[want.size.index].empty()) continue;
     auto& bin = lane.bins[want.size.index];
     Block* block = bin.back();

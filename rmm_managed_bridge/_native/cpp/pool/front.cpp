@@ -29,14 +29,27 @@ void Pool::refill(Lane& lane, const SizeClass& size) noexcept {
 void Pool::drain(Lane& lane) noexcept {
   Front& front = lane.front;
   std::scoped_lock lock(front.lock);
-  if (front.untouched()) return;
+  if (!front.untouched()) drain(lane, 0, front.bin_count);
+}
+
+// What is of other classes stays, for whoever asks for those next: programs take turns between a few, and would find the front empty
+// each time.
+void Pool::drain(Lane& lane, const SizeClass& size) noexcept {
+  Front& front = lane.front;
+  std::scoped_lock lock(front.lock);
+  if (!front.untouched()) drain(lane, size.index, std::min(front.bin_count, size.index + 1));
+}
+
+// Under the front's lock, too.
+void Pool::drain(Lane& lane, std::uint32_t first, std::uint32_t end) noexcept {
+  Front& front = lane.front;
   used_bytes_ += front.known_free_bytes - front.free_bytes;  // wraps and comes back: a free may arrive before its allocation
-  for (std::size_t index = 0; index < front.bin_count; ++index) {
+  for (std::uint32_t index = first; index < end; ++index) {
     BlockStack& bin = front.bins[index];
     if (bin.empty()) continue;
     const std::size_t bytes = bin.size() * process_.pages.find((*bin.begin())->start)->block_bytes;
     try {
-      auto& into = lane.bin(static_cast<std::uint32_t>(index));
+      auto& into = lane.bin(index);
       into.insert(into.end(), bin.begin(), bin.end());
     } catch (const std::bad_alloc&) {
       continue;  // they stay in front, where their own stream finds them

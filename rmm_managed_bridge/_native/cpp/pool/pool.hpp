@@ -361,6 +361,8 @@ class Pool : public ForkLocks {
 
   // Under the lock. In front.hpp:
   void drain(Lane& lane) noexcept;
+  void drain(Lane& lane, const SizeClass& size) noexcept;
+  void drain(Lane& lane, std::uint32_t first, std::uint32_t end) noexcept;
   void refill(Lane& lane, const SizeClass& size) noexcept;
   void drain_all() noexcept;
   void close_front(Lane& lane) noexcept;
