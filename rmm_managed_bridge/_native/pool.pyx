@@ -46,7 +46,8 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
 cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     bool hold_stream(CPool* pool, CUstream stream, void* owner) except +
     vector[void*] owners(CPool* pool, vector[unsigned short]& lanes) except +
-    void* retire_lane(CPool* pool, unsigned short lane, bool last) except +
+    bool owns_lane(CPool* pool, unsigned short lane, void* owner)
+    void* retire_lane(CPool* pool, unsigned short lane, void* owner, bool last) except +
     CPool* new_host_pool(CProcess* process, const PoolOptions& options, int kind, int track, int device, bool ordered) except +
     uint64_t unstated "rmm_bridge::TrackedPool::kUnstated"
 
@@ -251,9 +252,11 @@ cdef class Pool:
         cdef void* dropped
         count = 0
         for i in range(held.size()):
-            if (<PyObject*>held[i]).ob_refcnt > 1:
+            # The lane's reference keeps it alive, and is let go by threads with the GIL only. But a destructor, or a call that
+            # let go of the GIL, may have come between: then it may be gone, and the lane another's.
+            if not owns_lane(self.c_pool, lanes[i], held[i]) or (<PyObject*>held[i]).ob_refcnt > 1:
                 continue
-            dropped = retire_lane(self.c_pool, lanes[i], True)
+            dropped = retire_lane(self.c_pool, lanes[i], held[i], True)
             if dropped != NULL:
                 Py_DECREF(<object>dropped)
                 count += 1
@@ -300,11 +303,13 @@ cdef class Pool:
         self.closed = True
         _pools.remove(self)
         cdef PyObject* kept
+        cdef void* dropped
         cdef vector[unsigned short] lanes
         cdef vector[void*] held = owners(self.c_pool, lanes)
         for i in range(held.size()):
-            if retire_lane(self.c_pool, lanes[i], False) != NULL:
-                Py_DECREF(<object>held[i])
+            dropped = retire_lane(self.c_pool, lanes[i], held[i], False)
+            if dropped != NULL:
+                Py_DECREF(<object>dropped)
         kept = <PyObject*>self.keep_alive
         Py_INCREF(self.keep_alive)
         self.keep_alive = None

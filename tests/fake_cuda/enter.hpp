@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "device.hpp"
@@ -14,18 +16,34 @@ inline Device& device() {
   return *the;
 }
 
+inline bool gil_held() {
+  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && check() == 1;
+}
+
+// What enqueues something takes as long as the stream's queue is full, and what frees memory as long as the device works. A Python
+// function on a stream then waits for the GIL that its caller holds.
+inline bool may_block(std::string_view name) {
+  static constexpr std::array<std::string_view, 7> kNames{"cuEventRecord",      "cuStreamWaitEvent", "cuEventSynchronize",
+                                                          "cuCtxSynchronize",   "cuMemFree",         "cuMemPrefetchAsync",
+                                                          "cuStreamSynchronize"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
 // Counts the call, takes a fault that a test has placed, and runs a test's hook when the call is over.
 template <typename Body>
 CUresult enter(const char* name, Body body) {
   Device& d = device();
   CUresult result = CUDA_SUCCESS;
   void (*hook)() = nullptr;
+  const bool holds_gil = may_block(name) && gil_held();
   {
     std::scoped_lock lock(d.mutex);
     ++d.calls[name];
     d.trace += name;
     d.trace += ' ';
     if (in_host_function && std::string_view(name) != "cuCtxGetCurrent") d.blame(std::string(name) + " in a host function");
+    if (holds_gil) d.blame(std::string(name) + " with the GIL held");
     bool faulty = false;
     if (auto fault = d.faults.find(name); fault != d.faults.end() && fault->second.skip-- == 0) {
       faulty = true;
@@ -46,11 +64,6 @@ inline CUresult missing(CUstream handle, Device& d) {
   const bool ambient = handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   if (!ambient) d.blame("a destroyed stream's handle was used");
   return ambient ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
-}
-
-inline bool gil_held() {
-  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
-  return check != nullptr && check() == 1;
 }
 
 // Ends what the nodes stand for, as waiting for the device does. With the GIL held, a Python function on a stream

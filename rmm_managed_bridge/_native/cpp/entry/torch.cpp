@@ -83,6 +83,9 @@ void hold_soon(TorchState& state, CUstream stream, int device) {
 
 void* torch_malloc(std::size_t bytes, int device, CUstream stream, bool throws) {
   TorchState& state = torch_state();
+  // A MemPool's calls come under PyTorch's lock, and some with the GIL: with that the next one waits for the lock. Null, and PyTorch
+  // gives back what it caches and asks once more.
+  const KeepGil keep(!throws && Origin::holds_gil());
   TrackedPool* pool = device >= 0 && device < kDevices ? state.pools[device].load(std::memory_order_acquire) : nullptr;
   Refusal refusal = Refusal::out_of_memory;
   if (pool != nullptr) {
@@ -119,6 +122,7 @@ void* bridge_torch_pool_malloc(std::size_t bytes, int device, CUstream stream) {
 void bridge_torch_free(void* ptr, std::size_t bytes, int, CUstream) {
   TorchState& state = torch_state();
   if (state.process == nullptr || !state.process->running()) return;
+  const KeepGil keep(Origin::holds_gil());  // as above
   Provenance who;
   who.framework = state.framework;
   // PyTorch has kept the handle since the block was made, and names no other. A stream that came from outside may be gone by

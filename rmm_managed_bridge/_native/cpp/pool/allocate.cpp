@@ -28,6 +28,7 @@ Refusal Pool::allocate_slowly(Want want, const KnownStream& stream, Grant& out) 
     if (stream.host() && in_host_function()) {
       return with_lock([&] { return take_new(want, out, true); }) ? Refusal::none : Refusal::host_function;
     }
+    if (KeepGil::kept()) return grow(want, out) ? Refusal::none : Refusal::out_of_memory;
     if (!stream.host() && steal(want, stream, out)) return Refusal::none;
     flush_deferred();
     if (wait_a_while(want, out)) return Refusal::none;

@@ -150,7 +150,8 @@ void Pool::free_borrowed(const Span* span, Block* block, Lane& lane, const Strea
     later = quarantine_.next_number();
   });
   EventRef event;
-  const Recorded recorded = stream.guessed ? Recorded::capturing : events_->record(stream, event);
+  const WithoutGil without(process_);
+  const Recorded recorded = stream.guessed || KeepGil::kept() ? Recorded::capturing : events_->record(stream, event);
   std::scoped_lock lock(lock_);
   if (recorded != Recorded::done) {
     quarantine({block}, span->block_bytes, {{lane.index, nullptr}});
@@ -192,9 +193,10 @@ void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, c
   const auto first = static_cast<std::ptrdiff_t>(waits.size());
   std::optional<bool> may_record;  // asked once there is an event to record
   const auto record = [&](const StreamRef& on, EventRef& event) {
-    if (!may_record) may_record = !in_host_function();
+    if (!may_record) may_record = !must_not_wait();
     if (*may_record) events_->record(on, event);
   };
+  const WithoutGil without(process_);
   for (const std::uint16_t index : pins) {
     const Lane& lane = lanes_.at(index);
     EventRef event;
@@ -247,6 +249,7 @@ void Pool::flush_deferred() noexcept {
       later = quarantine_.next_number();
     }
     const auto first = static_cast<std::ptrdiff_t>(waits.size());
+    const WithoutGil without(process_);
     for (const std::uint16_t index : pins) {
       EventRef event;
       events_->record(lanes_.at(index).stream, event);
@@ -261,10 +264,10 @@ void Pool::flush_deferred() noexcept {
   }
 }
 
-// A deferred batch is full: it goes, and what has finished meanwhile comes back. In a host function it grows instead, and the next
-// free elsewhere finds it.
+// A deferred batch is full: it goes, and what has finished meanwhile comes back. Where nothing may be waited for it grows instead, and
+// the next free elsewhere finds it.
 void Pool::turn_over() noexcept {
-  if (in_host_function()) return;
+  if (must_not_wait()) return;
   flush_deferred();
   try {
     poll();

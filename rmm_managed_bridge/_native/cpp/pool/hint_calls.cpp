@@ -25,7 +25,8 @@ bool note_hint(Process& process, const void* ptr, Note note) {
 }  // namespace
 
 void TrackedPool::prefetch_new(void* ptr, std::size_t bytes, CUstream stream) noexcept {
-  if (ptr == nullptr) return;
+  if (ptr == nullptr || KeepGil::kept()) return;
+  const WithoutGil without(process());
   process().new_blocks.counts[try_prefetch(ptr, bytes, stream)].fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -58,7 +59,7 @@ NewBlocks::Outcome TrackedPool::try_prefetch(void* ptr, std::size_t bytes, CUstr
 // The pages are the caller's, and nobody else's yet. It needs no order to be right: no stream waits for it, least of all one that is
 // being captured, and work that comes first takes the faults that this would have spared.
 void TrackedPool::populate(const FreshPages& fresh) noexcept {
-  if (fresh.bytes == 0 || !acts()) return;
+  if (fresh.bytes == 0 || !acts() || KeepGil::kept()) return;
   WithoutGil without(process());
   const Driver& driver = process().driver;
   DriverScope scope(&driver, events()->context());

@@ -167,12 +167,12 @@ class Pool : public ForkLocks {
     return with_lock([&] { return stalled_; });
   }
 
-  // See EventPool.
   int other_device(CUstream stream) const { return events_->other_device(stream); }
 
-  // True on a thread that runs a CUDA host function, which must not wait and may not call the driver. Asked where the pool would do
-  // either, and not before.
+  // True on a thread that runs a CUDA host function, which may not wait nor call the driver. Asked where the pool would do either.
   bool in_host_function() const noexcept { return driver_ != nullptr && driver_->in_host_function(); }
+  // Nor one that has to keep the GIL.
+  bool must_not_wait() const noexcept { return KeepGil::kept() || in_host_function(); }
 
   // Holds the framework's stream object behind a lane. True if it was taken: the caller keeps `owner` alive until
   // `close_lane` returns it.
@@ -189,6 +189,9 @@ class Pool : public ForkLocks {
     std::scoped_lock lock(lock_);
     const Lane* lane = lanes_.find(stream.key);
     return lane != nullptr && lane->held();
+  }
+  bool owned_by(std::uint16_t lane, const void* owner) const noexcept {
+    return with_lock([&] { return lanes_.at(lane).owner == owner; });
   }
 
   // True if nothing is won by holding the stream: it is held, or has no object that could end.
@@ -214,8 +217,8 @@ class Pool : public ForkLocks {
     return held;
   }
 
-  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also lets the stream's object go, if no live
-  // block names the lane and nobody uses it; `*retire` is then the owner to drop, else null.
+  // Puts the lane's free blocks into quarantine behind an event. With `retire`, also lets the stream's object go, if that is `*retire`
+  // still, no live block names the lane and nobody uses it; `*retire` is then the owner to drop, else null.
   // `last`: the bridge has the last reference to the stream's object. If that is being captured, nobody can end the capture
   // but by destroying the stream, and until then calls in its mode fail on other streams too: it is let go, and what lies in
   // the lane is lost, since no event can be had behind it.

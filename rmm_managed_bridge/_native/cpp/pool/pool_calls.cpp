@@ -37,8 +37,9 @@ std::vector<void*> owners(TrackedPool* pool, std::vector<unsigned short>& lanes)
   return held;
 }
 
-void* retire_lane(TrackedPool* pool, unsigned short lane, bool last) {
-  void* owner = nullptr;
+bool owns_lane(TrackedPool* pool, unsigned short lane, const void* owner) { return pool->owned_by(lane, owner); }
+
+void* retire_lane(TrackedPool* pool, unsigned short lane, void* owner, bool last) {
   pool->close_lane(lane, &owner, last);
   return owner;
 }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/background_thread.hpp"
@@ -200,11 +201,28 @@ struct Process {
   std::vector<ForkLocks*> locks_;
 };
 
-// Without the GIL inside, if this thread held it.
+// While one lives, its thread neither lets go of the GIL, which it holds, nor makes a call that may take long: the caller has a lock
+// that others want with the GIL.
+class KeepGil {
+ public:
+  explicit KeepGil(bool keep) noexcept : before_(std::exchange(kept_, kept_ || keep)) {}
+  ~KeepGil() { kept_ = before_; }
+  KeepGil(const KeepGil&) = delete;
+  KeepGil& operator=(const KeepGil&) = delete;
+
+  static bool kept() noexcept { return kept_; }
+
+ private:
+  static inline thread_local bool kept_ = false;
+  const bool before_;
+};
+
+// Without the GIL inside, if this thread held it. Around each call of the driver that may take long: besides waits all that enqueues
+// something, since a stream with some 1,021 operations waiting takes no more until one of them has ended (docs/design/measured.md).
 class WithoutGil {
  public:
   explicit WithoutGil(Process& process)
-      : process_(process), state_(process.release_gil == nullptr ? nullptr : process.release_gil()) {}
+      : process_(process), state_(process.release_gil == nullptr || KeepGil::kept() ? nullptr : process.release_gil()) {}
   ~WithoutGil() {
     if (state_ != nullptr) process_.restore_gil(state_);
   }

@@ -151,6 +151,7 @@ void Pool::settle_large_blocks() {
     if (blocks.empty()) continue;
     try {
       EventRef event;
+      const WithoutGil without(process_);
       events_->record(stream, event);  // without one, `poll` tries again once the capture may be over
       std::scoped_lock lock(lock_);
       quarantine(std::move(blocks), bytes, {{index, event}});

@@ -53,7 +53,9 @@ void Pool::seen_again(std::uint16_t index, const StreamRef& stream) {
     return lane.unrecorded_count != 0;
   });
   EventRef event;
-  if (awaited && events_->record(stream, event) == Recorded::done) with_lock([&] { quarantine_.sign(lane, event, later); });
+  if (!awaited || KeepGil::kept()) return;
+  const WithoutGil without(process_);
+  if (events_->record(stream, event) == Recorded::done) with_lock([&] { quarantine_.sign(lane, event, later); });
 }
 
 }  // namespace rmm_bridge

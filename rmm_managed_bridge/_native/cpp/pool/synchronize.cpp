@@ -43,6 +43,7 @@ Refusal Pool::synchronize_all() {
   {
     Pins pins(*this);
     with_lock([&] { pin_held(pins); });
+    const WithoutGil without(process_);
     for (const std::uint16_t index : pins) {
       EventRef event;
       const Recorded recorded = events_->record(lanes_.at(index).stream, event);
@@ -70,8 +71,11 @@ Refusal Pool::order(Block* block, const char* ptr, const StreamRef& stream) {
   std::vector<EventRef> events;
   const Refusal refusal = events_of(block, ptr, events, false, stream.key);
   if (refusal != Refusal::none) return refusal;
-  for (const EventRef& event : events) {
-    if (!events_->stream_waits(stream, event)) return Refusal::capturing;
+  {
+    const WithoutGil without(process_);
+    for (const EventRef& event : events) {
+      if (!events_->stream_waits(stream, event)) return Refusal::capturing;
+    }
   }
   record_stream(block, ptr, stream);
   return Refusal::none;
@@ -93,6 +97,7 @@ Refusal Pool::events_of(const Block* block, const char* ptr, std::vector<EventRe
   }
   for (Quarantine::WaitFor& each : departures) events.push_back(std::move(each.event));
   Refusal refusal = Refusal::none;
+  const WithoutGil without(process_);
   std::size_t position = 0;
   for (const std::uint16_t index : pins) {
     const bool must = position++ < required;
@@ -162,6 +167,7 @@ bool Pool::steal(const Want& want, const StreamRef& stream, Grant& out) {
     from->free_bytes -= bytes;
   }
   bool ordered = true;
+  const WithoutGil without(process_);
   try {
     if (held) {
       EventRef event;

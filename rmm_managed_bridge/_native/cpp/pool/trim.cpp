@@ -117,6 +117,7 @@ void Pool::keep_cleared(Span* span) noexcept {
 
 void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   Lane& lane = lanes_.at(index);
+  const void* const owner = retire == nullptr ? nullptr : std::exchange(*retire, nullptr);
   InHand in_hand(*this);
   Pins pins(*this);
   StreamRef stream;
@@ -128,7 +129,7 @@ void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
     std::scoped_lock lock(lock_);
     if (!lane.in_use()) return;
     drain(lane);
-    if (retire != nullptr && (lane.pins != 0 || lane.named_count != 0 || !lane.points.empty())) return;
+    if (retire != nullptr && (lane.owner != owner || lane.pins != 0 || lane.named_count != 0 || !lane.points.empty())) return;
     pins.add(lane);
     stream = lane.stream;
     held = lane.held();
@@ -140,6 +141,7 @@ void Pool::close_lane(std::uint16_t index, void** retire, bool last) {
   }
   try {
     EventRef event;
+    const WithoutGil without(process_);
     const Recorded recorded = held ? events_->record(stream, event) : Recorded::done;
     if (held) waits.push_back({index, event});
     std::scoped_lock lock(lock_);

@@ -176,11 +176,14 @@ bool Pool::poll_once(bool& moved) {
   }
   for (const Quarantine::Question& each : others) events_->finished(each.event);
   std::vector<Quarantine::WaitFor> signs;
-  for (const std::uint16_t index : recording) {
-    EventRef event;
-    if (events_->record(lanes_.at(index).stream, event) != Recorded::done) continue;
-    events_->finished(event);
-    signs.push_back({index, std::move(event)});
+  if (!recording.empty() && !KeepGil::kept()) {
+    const WithoutGil without(process_);
+    for (const std::uint16_t index : recording) {
+      EventRef event;
+      if (events_->record(lanes_.at(index).stream, event) != Recorded::done) continue;
+      events_->finished(event);
+      signs.push_back({index, std::move(event)});
+    }
   }
 
   std::scoped_lock lock(lock_);
