@@ -32,6 +32,7 @@ SUITES = [
     "capture",
     "deferred",
     "quarantine",
+    "gil",
     "in_hand",
     "budget",
     "host_functions",
@@ -105,7 +106,7 @@ MUTANTS = {
     "an unseen per-thread stream counts as held": Mutant(
         "streams/lane_table.cpp", " && stream.key != StreamRef::kUnseenKey", ""
     ),
-    "a guess is as good as an id": Mutant("pool/free.cpp", "stream.guessed ? Recorded::capturing : ", ""),
+    "a guess is as good as an id": Mutant("pool/free.cpp", "stream.guessed || KeepGil::kept() ?", "KeepGil::kept() ?"),
     "a host function is a thread as any other": Mutant(
         "pool/pool.hpp", "driver_ != nullptr && driver_->in_host_function()", "false"
     ),
@@ -166,7 +167,17 @@ MUTANTS = {
     ),
     "no context is pushed": Mutant("driver/driver.hpp", "pushed_(context != nullptr)", "pushed_(false)"),
     "waits hold the GIL": Mutant(
-        "pool/process.hpp", "process.release_gil == nullptr ? nullptr : process.release_gil()", "nullptr"
+        "pool/process.hpp",
+        "process.release_gil == nullptr || KeepGil::kept() ? nullptr : process.release_gil()",
+        "nullptr",
+    ),
+    "an event is recorded with the GIL held": Mutant(
+        "pool/free.cpp",
+        "  const WithoutGil without(process_);\n  for (const std::uint16_t index : pins) {\n    const Lane&",
+        "  for (const std::uint16_t index : pins) {\n    const Lane&",
+    ),
+    "a lock of the caller's is not respected": Mutant(
+        "pool/allocate.cpp", "if (KeepGil::kept()) return grow", "if (false) return grow"
     ),
     "blocks are freed twice": Mutant(
         "pool/tracked_pool.hpp",
@@ -219,7 +230,7 @@ INSIDE_CALLS = {
     ),
     "pins hold nothing": Mutant("pool/pool.hpp", "      ++lane.pins;\n", "      ++lane.pins, --lane.pins;\n"),
     "a stream is let go while a call uses it": Mutant(
-        "pool/trim.cpp", "(lane.pins != 0 || lane.named_count", "(lane.named_count"
+        "pool/trim.cpp", "|| lane.pins != 0 || lane.named_count", "|| lane.named_count"
     ),
     "a capture that ends inside is not seen": Mutant(
         "driver/events.cpp",
