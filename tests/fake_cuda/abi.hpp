@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>
@@ -16,6 +17,9 @@ using CUevent = struct CUevent_st*;
 using CUmemoryPool = struct CUmemPoolHandle_st*;
 using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
+using CUgraphNode = struct CUgraphNode_st*;
+using CUgraphEdgeData = struct CUgraphEdgeData_st;
+using cuuint64_t = std::uint64_t;
 using CUdevice_attribute = int;
 using CUpointer_attribute = int;
 
@@ -82,5 +86,6 @@ inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define cuMemPrefetchAsync cuMemPrefetchAsync_v2
 #define cuStreamBeginCapture cuStreamBeginCapture_v2
 #define cuStreamDestroy cuStreamDestroy_v2
+#define cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v3
 
 #endif

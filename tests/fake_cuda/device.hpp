@@ -35,6 +35,7 @@ using Front = std::vector<NodeRef>;
 struct Stream;
 
 struct Capture {
+  unsigned long long id;
   CUstreamCaptureMode mode;
   int thread;
   std::set<Stream*> members;  // the origin and every stream that joined
@@ -261,7 +262,7 @@ class Device {
 
   Capture* begin_capture(Stream* stream, CUstreamCaptureMode mode) {
     if (stream->capture != nullptr || stream->legacy) return nullptr;
-    captures_.push_back(std::make_unique<Capture>(Capture{mode, thread_number(), {stream}, stream}));
+    captures_.push_back(std::make_unique<Capture>(Capture{captures_.size() + 1, mode, thread_number(), {stream}, stream}));
     return stream->capture = captures_.back().get();
   }
 

@@ -150,6 +150,19 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
   });
 }
 
+CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph*,
+                                        const CUgraphNode**, const CUgraphEdgeData**, size_t*) {
+  return enter("cuStreamGetCaptureInfo", [&](Device& d) {
+    Stream* stream = d.find(handle);
+    if (stream == nullptr) return missing(handle, d);
+    if (stream->legacy && d.has_blocking_capture(stream->context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    const bool active = stream->capture != nullptr && !stream->capture->lost;
+    *status = active ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    if (active) *id = stream->capture->id;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
   return enter("cuStreamWaitEvent", [&](Device& d) {
     Stream* stream = d.find(handle);

@@ -30,6 +30,7 @@ SUITES = [
     "host_order",
     "process",
     "capture",
+    "capture_starves",
     "deferred",
     "quarantine",
     "gil",
@@ -173,11 +174,16 @@ MUTANTS = {
     ),
     "an event is recorded with the GIL held": Mutant(
         "pool/free.cpp",
-        "  const WithoutGil without(process_);\n  for (const std::uint16_t index : pins) {\n    const Lane&",
-        "  for (const std::uint16_t index : pins) {\n    const Lane&",
+        "  const WithoutGil without(process_);\n  std::size_t position = 0;",
+        "  std::size_t position = 0;",
     ),
     "a lock of the caller's is not respected": Mutant(
         "pool/allocate.cpp", "if (KeepGil::kept()) return grow", "if (false) return grow"
+    ),
+    "age is not asked in a capture": Mutant("pool/free.cpp", "if (since && !each.must) {", "if (!each.must) {"),
+    "what a capture uses does not wait for it": Mutant("pool/free.cpp", "if (since && !each.must) {", "if (since) {"),
+    "one capture is as another": Mutant(
+        "pool/free.cpp", "lane.capture == each.capture && freed.born_ns", "lane.capture != 0 && freed.born_ns"
     ),
     "blocks are freed twice": Mutant(
         "pool/tracked_pool.hpp",
@@ -191,16 +197,16 @@ MUTANTS = {
     ),
     "a resized block takes its advice along": Mutant(
         "pool/resize.cpp",
-        "end(found, old_bytes, flags, nullptr);",
-        "end(found, old_bytes, flags & ~Block::kHinted, nullptr);",
+        "end(found, old_bytes, 0, flags, nullptr);",
+        "end(found, old_bytes, 0, flags & ~Block::kHinted, nullptr);",
     ),
     "a resize copies at once": Mutant(
         "pool/resize.cpp", "if ((found.block->flags.load() & Block::kShown) != 0) {", "if (false) {"
     ),
     "a resize forgets that its block was shown": Mutant(
         "pool/resize.cpp",
-        "end(found, old_bytes, flags, nullptr);",
-        "end(found, old_bytes, flags & ~Block::kShown, nullptr);",
+        "end(found, old_bytes, 0, flags, nullptr);",
+        "end(found, old_bytes, 0, flags & ~Block::kShown, nullptr);",
     ),
     "advice on a neighbour's page is undone": Mutant("hints/hint_table.hpp", "if (it == found ||", "if (true ||"),
     "advice on a shared page stays for ever": Mutant("hints/hint_table.hpp", "other.advice |= ended.advice;", ""),

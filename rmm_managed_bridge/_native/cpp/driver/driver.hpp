@@ -30,6 +30,7 @@ namespace rmm_bridge {
   X(stream_id, cuStreamGetId, "cuStreamGetId")                                                     \
   X(stream_context, cuStreamGetCtx, "cuStreamGetCtx")                                              \
   X(stream_is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")                               \
+  X(capture_info, cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v3")                             \
   X(stream_wait_event, cuStreamWaitEvent, "cuStreamWaitEvent")                                     \
   X(event_create, cuEventCreate, "cuEventCreate")                                                  \
   X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                                            \

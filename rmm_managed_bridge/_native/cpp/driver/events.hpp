@@ -98,6 +98,16 @@ class EventPool {
     return theirs == device_of(context_) ? -1 : theirs;
   }
 
+  // Which capture the stream takes part in, by a number that no other one has; 0 if in none, or if it cannot be told: of the legacy
+  // stream, and of another thread's per-thread stream.
+  std::uint64_t capture_of(const StreamRef& stream) const {
+    if (stream.legacy() || stream.per_thread()) return 0;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t id = 0;
+    const CUresult result = driver_.capture_info(stream.handle, &status, &id, nullptr, nullptr, nullptr, nullptr);
+    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
+  }
+
   CUstreamCaptureStatus capture_status(CUstream stream) const {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const CUresult result = driver_.stream_is_capturing(stream, &status);

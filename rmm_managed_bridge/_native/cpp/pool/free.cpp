@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "pool/front.hpp"
 
 namespace rmm_bridge {
@@ -86,7 +87,9 @@ void Pool::quarantine(std::vector<Block*>&& blocks, std::size_t bytes, const std
 // Events that were recorded since `later` was the next batch stand behind the work of all that was freed before, too.
 void Pool::sign_all(std::span<const WaitFor> recorded, std::uint64_t later) noexcept {
   for (const WaitFor& each : recorded) {
-    if (each.event != nullptr) quarantine_.sign(lanes_.at(each.lane), each.event, later);
+    if (each.event == nullptr) continue;
+    lanes_.note_capture(lanes_.at(each.lane), 0, 0);  // it is over
+    quarantine_.sign(lanes_.at(each.lane), each.event, later);
   }
 }
 
@@ -106,7 +109,7 @@ void Pool::deallocate_slowly(const Freeing& freed, bool shown, const StreamRef* 
 }
 
 void Pool::free_block(const Freeing& freed, bool shown, const StreamRef* stream, Ending& ending) {
-  const auto& [span, block, asked_bytes] = freed;
+  const auto& [span, block, asked_bytes, born_ns] = freed;
   const std::uint16_t own = ending.lane;
   Pins pins(*this);
   Lane* borrowed = nullptr;
@@ -137,7 +140,7 @@ void Pool::free_block(const Freeing& freed, bool shown, const StreamRef* stream,
   if (borrowed != nullptr) {
     free_borrowed(span, block, *borrowed, *stream);
   } else {
-    free_shown(span, block, stream, ending);
+    free_shown(freed, stream, ending);
   }
 }
 
@@ -174,14 +177,18 @@ void Pool::free_borrowed(const Span* span, Block* block, Lane& lane, const Strea
   std::erase_if(lane.events, [&](const EventRef& each) { return std::find(before.begin(), before.end(), each) != before.end(); });
 }
 
-void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, const Ending& ending) {
+// A captured stream does nothing until its capture is over, but what it was told before goes on, and no event can be had behind that.
+// So blocks wait for the end of the capture. Not such as were made since: what a stream did before cannot touch them, and nobody told
+// that the capture would.
+void Pool::free_shown(const Freeing& freed, const StreamRef* stream, const Ending& ending) {
   Pins pins(*this), departed(*this);
   std::vector<WaitFor> waits;
   std::uint16_t given = 0;
   std::uint64_t later = 0;
+  std::size_t required = 0;
   {
     std::scoped_lock lock(lock_);
-    pin_lanes_of(ending.lane, ending.uses, options_.cautious, pins);
+    required = pin_lanes_of(ending.lane, ending.uses, options_.cautious, pins);
     if (stream != nullptr) {
       Lane& lane = lanes_.get(*stream);
       pins.add(lane);
@@ -194,17 +201,28 @@ void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, c
   std::optional<bool> may_record;  // asked once there is an event to record
   const auto record = [&](const StreamRef& on, EventRef& event) {
     if (!may_record) may_record = !must_not_wait();
-    if (*may_record) events_->record(on, event);
+    return *may_record ? events_->record(on, event) : Recorded::failed;
   };
+  struct Captured {
+    std::uint16_t lane;
+    std::uint64_t capture;
+    bool must;
+  };
+  std::vector<Captured> captured;
   const WithoutGil without(process_);
+  std::size_t position = 0;
   for (const std::uint16_t index : pins) {
+    const bool must = position++ < required || index == given;
     const Lane& lane = lanes_.at(index);
     EventRef event;
     if (index == given) {
       if (!stream->guessed) record(*stream, event);
     } else if (lane.held()) {
       // Where no event can be had now, `poll` tries again once the capture or the host function may be over.
-      record(lane.stream, event);
+      if (record(lane.stream, event) == Recorded::capturing) {
+        if (const std::uint64_t capture = events_->capture_of(lane.stream); capture != 0)
+          captured.push_back({index, capture, must});
+      }
     } else if (index == ending.lane && stream != nullptr) {
       continue;  // the caller stated where the last use is ordered
     }
@@ -212,8 +230,17 @@ void Pool::free_shown(const Span* span, Block* block, const StreamRef* stream, c
     waits.push_back({index, std::move(event)});
   }
   std::scoped_lock lock(lock_);
+  for (const Captured& each : captured) {
+    Lane& lane = lanes_.at(each.lane);
+    const bool since = lane.capture == each.capture && freed.born_ns > lane.capture_seen_ns;
+    lanes_.note_capture(lane, each.capture, coarse_time_ns());
+    if (since && !each.must) {
+      waits.erase(std::remove_if(waits.begin() + first, waits.end(), [&](const WaitFor& wait) { return wait.lane == each.lane; }),
+                  waits.end());
+    }
+  }
   sign_all({waits.begin() + first, waits.end()}, later);
-  quarantine({block}, span->block_bytes, waits);
+  quarantine({freed.block}, freed.span->block_bytes, waits);
 }
 
 // Blocks that only the CPU used are in nobody's order, but a copy out of one that the program started with
@@ -250,12 +277,17 @@ void Pool::flush_deferred() noexcept {
     }
     const auto first = static_cast<std::ptrdiff_t>(waits.size());
     const WithoutGil without(process_);
+    std::vector<std::pair<std::uint16_t, std::uint64_t>> captured;
     for (const std::uint16_t index : pins) {
       EventRef event;
-      events_->record(lanes_.at(index).stream, event);
+      const StreamRef& stream = lanes_.at(index).stream;
+      if (events_->record(stream, event) == Recorded::capturing) captured.emplace_back(index, events_->capture_of(stream));
       waits.push_back({index, std::move(event)});
     }
     std::scoped_lock lock(lock_);
+    for (const auto& [index, capture] : captured) {
+      if (capture != 0) lanes_.note_capture(lanes_.at(index), capture, coarse_time_ns());
+    }
     sign_all({waits.begin() + first, waits.end()}, later);
     quarantine(std::move(blocks), bytes, waits, true);
   } catch (const std::bad_alloc&) {

@@ -38,11 +38,13 @@ inline constexpr std::size_t kDeferredBytes = std::size_t{1} << 20;
 // True if the block went to the front of the lane it came from. A large block that nothing touches goes to the page pool.
 // With work on streams about, a CPU block goes to the deferred lane instead; `full`: that has enough for a batch.
 [[gnu::always_inline]] inline bool Pool::put_front(const Freeing& freed, const StreamRef* stream, bool& full) noexcept {
-  const auto& [span, block, asked_bytes] = freed;
+  const auto& [span, block, asked_bytes, born_ns] = freed;
   std::uint16_t index = block->lane.load(std::memory_order_relaxed);
   if (index < kFirstStreamLane) {
     if (index != ready_lane(span->side)) return false;
     if (span->side == Side::cpu && defers_cpu_frees()) {
+      if (lanes_.any_capture()) [[unlikely]]
+        return false;  // each by itself, since it depends on its age what it waits for
       index = kDeferredLane;
     } else if (span->large()) {
       return false;

@@ -89,7 +89,8 @@ class Pool : public ForkLocks {
   struct Freeing {
     Span* span;
     Block* block;
-    std::size_t asked_bytes;  // as `allocate` was asked, and `resized` since
+    std::size_t asked_bytes;   // as `allocate` was asked, and `resized` since
+    std::int64_t born_ns = 0;  // by the coarse clock; 0 if nobody knows
   };
 
   // `freed` was live and this thread has just ended that, so no other thread frees it. `stream`: where the caller says
@@ -230,9 +231,8 @@ class Pool : public ForkLocks {
   // refused. Waits for quarantined blocks, unless `wait` is false: then it is false where there are any.
   bool close(bool wait = true);
 
-  // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again.
+  // What the bridge's own thread does for the pool from time to time; returns when it wants to be called again. And a part of that.
   BackgroundTask::Delay run_tasks() noexcept;
-  // A part of that.
   BackgroundTask::Delay heed_limits();
 
   // Who has no memory left for the pool, in words. Throws std::bad_alloc.
@@ -412,7 +412,7 @@ class Pool : public ForkLocks {
   void deallocate_slowly(const Freeing& freed, bool shown, const StreamRef* stream) noexcept;
   void free_block(const Freeing& freed, bool shown, const StreamRef* stream, Ending& ending);
   void free_borrowed(const Span* span, Block* block, Lane& lane, const StreamRef& stream);
-  void free_shown(const Span* span, Block* block, const StreamRef* stream, const Ending& ending);
+  void free_shown(const Freeing& freed, const StreamRef* stream, const Ending& ending);
   void flush_deferred() noexcept;
   void turn_over() noexcept;
 

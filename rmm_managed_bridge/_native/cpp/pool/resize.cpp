@@ -80,7 +80,7 @@ void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes, Re
   }
   // Its flags are of the moment in which it ended: a stream that it was shown to during the copy is waited for. Hints do not move
   // along: they were for these pages.
-  end(found, old_bytes, flags, nullptr);
+  end(found, old_bytes, 0, flags, nullptr);
   return grant.ptr;
 }
 

@@ -124,6 +124,7 @@ class TrackedPool : public Pool, public BackgroundTask {
     Block& block = *found.block;
     auto* pool = static_cast<TrackedPool*>(found.span->pool);
     std::uint64_t bytes = found.span->block_bytes;
+    std::int64_t born_ns = 0;
     std::uint8_t flags = 0;
     // Two frees at once: the ledger lets one of them close the entry, whose lock the flags are under; see Pool::mark.
     if (const auto id = block.entry.load(std::memory_order_acquire); id != 0) [[likely]] {
@@ -133,6 +134,7 @@ class TrackedPool : public Pool, public BackgroundTask {
         block.flags.store(0, std::memory_order_relaxed);
         block.entry.store(0, std::memory_order_release);
         bytes = entry.bytes;
+        born_ns = entry.time_ns;
         if (!process.quiet(key.tag) || pool->debug() || (stated_bytes != kUnstated && stated_bytes != bytes)) [[unlikely]]
           told = entry;
       });
@@ -143,7 +145,7 @@ class TrackedPool : public Pool, public BackgroundTask {
     }
     if ((flags & Block::kLive) == 0) [[unlikely]]
       return refuse_free(process, Freed::not_live, ptr, stated_bytes, who);
-    end(found, bytes, flags, stream);
+    end(found, bytes, born_ns, flags, stream);
     return Freed::done;
   }
 
@@ -200,14 +202,14 @@ class TrackedPool : public Pool, public BackgroundTask {
   }
 
   // What is the same however a block's life ended: it was live until `flags` were taken from it, and the ledger has forgotten it.
-  [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::uint8_t flags,
+  [[gnu::always_inline]] static void end(const Found& found, std::size_t bytes, std::int64_t born_ns, std::uint8_t flags,
                                          const CUstream* stream) noexcept {
     auto* pool = static_cast<TrackedPool*>(found.span->pool);
     if ((flags & Block::kHinted) != 0) [[unlikely]]
       pool->end_hints(found.start);
     KnownStream known;
     const StreamRef* given = stream != nullptr && pool->resolve_for_free(*stream, known) ? &known : nullptr;
-    pool->Pool::deallocate({found.span, found.block, bytes}, (flags & Block::kShown) != 0, given);
+    pool->Pool::deallocate({found.span, found.block, bytes, born_ns}, (flags & Block::kShown) != 0, given);
     if (pool->retired_.load(std::memory_order_acquire)) [[unlikely]]
       pool->close_soon(bytes);
   }

@@ -131,6 +131,8 @@ struct Lane {
   std::size_t named_count = 0;            // live blocks of the lane, and uses of others on its stream
   std::list<Point> points;                // that batches wait for, oldest first
   std::size_t unrecorded_count = 0;       // points without an event
+  std::uint64_t capture = 0;              // that the stream was last seen to take part in, since
+  std::int64_t capture_seen_ns = 0;       // then at the latest
   EventRef departure;                     // behind all work of a stream that was let go, until that has ended
   std::vector<EventRef> events;           // borrowed: behind the work on the blocks in the bins
   std::vector<std::vector<Block*>> bins;  // by size class

@@ -50,6 +50,16 @@ class LaneTable {
   // The stream's object is let go; returns it. `departure`: behind all its work, or null if there is none to be had.
   void* let_go(Lane& lane, EventRef departure) noexcept;
 
+  // The stream takes part in this capture, or in none if it is 0.
+  void note_capture(Lane& lane, std::uint64_t capture, std::int64_t now_ns) noexcept {
+    if (lane.capture == capture) return;
+    capturing_count_.fetch_add((capture != 0) - (lane.capture != 0), std::memory_order_relaxed);
+    lane.capture = capture;
+    lane.capture_seen_ns = now_ns;
+  }
+  // Whether a stream was last seen to be captured. Needs no lock.
+  bool any_capture() const noexcept { return capturing_count_.load(std::memory_order_relaxed) != 0; }
+
   // The work of a stream that was let go has ended.
   void forget_departure(Lane& lane) noexcept {
     if (lane.departure == nullptr) return;
@@ -80,7 +90,7 @@ class LaneTable {
 
   std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
   std::size_t count_ = 0;
-  std::atomic<int> working_count_{0};
+  std::atomic<int> working_count_{0}, capturing_count_{0};
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::unordered_map<CUstream, std::uint16_t> by_handle_;  // of held streams
   std::vector<std::uint16_t> idle_;
