@@ -116,6 +116,12 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         size_t processors()
         CPressure look()
 
+    cdef cppclass CForks "rmm_bridge::ForkState":
+        uint64_t count
+        uint64_t bytes
+        uint64_t copied_bytes
+        uint64_t time_ns
+
     cdef cppclass CLedger "rmm_bridge::Ledger":
         bool read(uint32_t id, Entry& out)
         HolderKey key_of(uint32_t holder)
@@ -155,6 +161,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         HugepageAdvice hugepages
         BackgroundThread background
         CLimits limits
+        CForks forks
         bool running()
         bool is_child()
         bool parent_had_driver()

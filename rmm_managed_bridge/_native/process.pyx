@@ -21,6 +21,34 @@ cdef extern from "pool/block_calls.hpp" namespace "rmm_bridge" nogil:
     int current_device_of(CProcess* process)
 
 
+cdef extern from "pool/fork_copy.hpp" namespace "rmm_bridge" nogil:
+    cdef cppclass ForkOptions:
+        uint64_t limit_bytes
+        Milliseconds patience
+        Milliseconds keep
+
+    cdef enum class ForkOutcome "rmm_bridge::ForkReport::Outcome"(int):
+        nothing
+
+    cdef enum class ForkWhy "rmm_bridge::ForkReport::Why"(int):
+        nothing
+
+    cdef cppclass ForkReport:
+        ForkOutcome outcome
+        size_t block_count
+        size_t block_bytes
+        size_t copied_bytes
+        size_t left_out_count
+        size_t left_out_bytes
+        uintptr_t left_out
+        ForkWhy why
+        int64_t time_ns
+
+    ForkReport native_copy_for_fork "rmm_bridge::copy_for_fork"(CProcess* process, const ForkOptions& options)
+    void native_end_fork "rmm_bridge::end_fork"(CProcess* process, Milliseconds keep)
+    bool native_lost_in_fork "rmm_bridge::lost_in_fork"(CProcess* process, const void* ptr, size_t size_bytes)
+
+
 cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
     CProcess* new_process() except +
 
@@ -32,6 +60,8 @@ cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
 KINDS = ("host", "managed", "system", "device", "pinned")  # tracked_pool.hpp knows the numbers of the first two
 TRACKS = ("off", "counters", "sites")
 PHASES = ("running", "forked", "exiting")
+FORK_OUTCOMES = ("nothing", "copied", "too large", "no memory", "busy")  # as in fork_copy.hpp, as the next one
+FORK_REASONS = ("", "not finished", "capturing", "unheld stream", "driver", "exclusive")
 
 # Number 0 stands for "no tag". Tags are interned for the life of the process, so there is an end to them: a program that names
 # each of its requests has the rest under one name in each tag.
@@ -206,6 +236,38 @@ def budget_counters():
 def populate_counters():
     """Return (prefetches of pages that no block had had, their bytes)."""
     return process.populated_count(), process.populated_byte_count()
+
+
+def copy_for_fork(uint64_t limit_bytes, int patience_ms):
+    """Copy what a forked child shall find of managed memory. Call `end_fork` after the fork, on the same thread.
+
+    Returns (outcome, blocks that the CPU uses, their bytes, bytes that were copied, blocks left out, their bytes, the address of
+    the first, why it was).
+    """
+    cdef ForkOptions options
+    options.limit_bytes = limit_bytes
+    options.patience = Milliseconds(patience_ms)
+    cdef ForkReport report = native_copy_for_fork(process, options)
+    return (
+        FORK_OUTCOMES[<int>report.outcome], report.block_count, report.block_bytes, report.copied_bytes, report.left_out_count,
+        report.left_out_bytes, report.left_out, FORK_REASONS[<int>report.why],
+    )
+
+
+def end_fork(int keep_ms):
+    """In the parent, after `copy_for_fork` and a fork: the copies stay so long, for the next one."""
+    native_end_fork(process, Milliseconds(keep_ms))
+
+
+def lost_in_fork(uintptr_t ptr, size_t size_bytes):
+    """Return True in a forked child for bytes of its parent's managed memory that it has not got."""
+    return native_lost_in_fork(process, <const void*>ptr, size_bytes)
+
+
+def fork_counters():
+    """Return (forks before which was copied, what their children were given, what of it was copied, nanoseconds)."""
+    cdef CForks* forks = &process.forks
+    return <uint64_t>forks.count, <uint64_t>forks.bytes, <uint64_t>forks.copied_bytes, <uint64_t>forks.time_ns
 
 
 def hugepage_counters():

@@ -28,6 +28,7 @@ _LONGEST_WAIT_S = 1_000_000
 ORDERINGS = ("cautious", "recorded")
 CAPTURES = ("refuse",)
 HUGEPAGES = ("auto", "always", "never")
+FORKS = ("copy", "warn", "refuse")
 
 
 PLACEMENTS = ("none", "device", "host", "read_mostly")
@@ -168,6 +169,8 @@ class BridgeConfig:
     hints: Hints = Hints.none
     """Where memory is wanted. Their `hugepages` is None here: it is in the next field, whoever said it."""
     hugepages: str = "auto"
+    fork: str = "copy"
+    fork_limit: int | None = None
     given: frozenset[str] = frozenset()
     """Which of these were stated, as an argument or in the environment."""
 
@@ -215,6 +218,8 @@ def read_config(
     track: str | None = None,
     hints: Hints | str | None = None,
     hugepages: str | None = None,
+    fork: str | None = None,
+    fork_limit: int | str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> BridgeConfig:
     """Return the configuration from arguments and, for those that are None, ``RMM_BRIDGE_<NAME>``.
@@ -327,6 +332,8 @@ def read_config(
         track=choice("track", track, TRACKS, "sites"),
         hints=replace(wanted, hugepages=None),
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
+        fork=choice("fork", fork, FORKS, "copy"),
+        fork_limit=size("fork_limit", fork_limit),
         given=frozenset(stated | ({"on_oom"} if on_oom is not None else set())),
     )
     _require_sizes(config, sources)

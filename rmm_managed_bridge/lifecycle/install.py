@@ -16,9 +16,8 @@ from rmm_managed_bridge.config import BridgeConfig, Hints, read_config
 from rmm_managed_bridge.config.defaults import signature_with_defaults
 from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, shown, warn_user
 from rmm_managed_bridge.hints import policy
-from rmm_managed_bridge.lifecycle import reinitialize
+from rmm_managed_bridge.lifecycle import forks, reinitialize
 from rmm_managed_bridge.lifecycle.call_site_filter import internal_prefixes
-from rmm_managed_bridge.lifecycle.fork_warning import warn_before_forks
 from rmm_managed_bridge.lifecycle.hooks import Hooks
 from rmm_managed_bridge.lifecycle.pools import HostPools, Pools, RmmPools, describe_survivors
 from rmm_managed_bridge.records import Status
@@ -202,6 +201,8 @@ def install(
     track: str | None = None,
     hints: Hints | str | None = None,
     hugepages: str | None = None,
+    fork: str | None = None,
+    fork_limit: int | str | None = None,
 ) -> Bridge:
     """Put one pool behind the frameworks.
 
@@ -278,6 +279,12 @@ def install(
         system memory only. ``"auto"`` where the kernel leaves it to the program (its setting is ``madvise``) and
         ``NUMPY_MADVISE_HUGEPAGE`` is not 0. Short for ``hints=Hints(hugepages=...)``; a `ConfigError` where both are
         given and differ.
+    fork : {"copy", "warn", "refuse"}
+        What a fork does about arrays of the CPU in managed memory, which children do not inherit: ``"copy"`` them for
+        the child, ``"warn"`` once, or ``"refuse"`` with a `BridgeError`. Forks that Python makes alone.
+    fork_limit : int or str, optional
+        With more than this in them nothing is copied, and a `BridgeWarning` says so. By default the least of 4 GiB and
+        a quarter of the memory that is free.
 
     Returns
     -------
@@ -324,6 +331,8 @@ def install(
         track=track,
         hints=hints,
         hugepages=hugepages,
+        fork=fork,
+        fork_limit=fork_limit,
     )
     if native_process.phase() == "exiting":
         raise BackendError("install() while the interpreter is shutting down; call it before")
@@ -344,7 +353,7 @@ def install(
                 bridge._hooks.hook(config.frameworks, required=True)
             bridge._pools.attach()
             reinitialize.watch(_around_reinitialize)
-            warn_before_forks()
+            forks.watch(config.fork, config.fork_limit)
             serve(bridge._pools.by_device)
         except BaseException:
             bridge._hooks.unhook()

@@ -11,6 +11,7 @@ from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import read_config
 from rmm_managed_bridge.errors import BackendError, ConfigError, shown
+from rmm_managed_bridge.lifecycle import forks
 from rmm_managed_bridge.machine import advise_hugepages
 
 # The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
@@ -176,6 +177,7 @@ class ManagedBridgeResource(NativeBridgeResource):
             hugepages=kind == "system" and advise_hugepages(config.hugepages),
             concurrent=kind != "managed" or device < 0 or machine.device_traits(device).concurrent_managed_access,
         )
+        forks.watch()
         weakref.finalize(resource, native_pool.Pool.retire, resource.pool).atexit = False
         return resource
 

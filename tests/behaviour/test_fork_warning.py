@@ -37,7 +37,7 @@ def test_the_parent_is_warned_once_with_count_bytes_and_cure(track: str) -> None
         run_python(
             HEAD
             + """
-bridge.install("host", frameworks=["numpy"])
+bridge.install("host", frameworks=["numpy"], fork="warn")
 host = np.ones(MIB, "u1")
 managed = native_pool.host_pool(kind="managed", track=sys.argv[1])
 assert fork() == [], "there is no array in it yet"
@@ -64,7 +64,7 @@ def test_there_is_nothing_to_say_where_no_array_of_numpys_is_in_managed_memory(c
         run_python(
             HEAD
             + """
-bridge.install("host", frameworks=["numpy"])
+bridge.install("host", frameworks=["numpy"], fork="warn")
 managed = native_pool.host_pool(kind="managed")
 if sys.argv[1] == "host memory":
     kept = np.ones(MIB, "u1")
@@ -96,7 +96,7 @@ def work():
     pass
 
 
-bridge.install("host", frameworks=["numpy"])
+bridge.install("host", frameworks=["numpy"], fork="warn")
 managed = native_pool.host_pool(kind="managed")
 with bridge.numpy_allocator("managed"):
     kept = np.ones(MIB, "u1")

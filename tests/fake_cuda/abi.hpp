@@ -82,6 +82,7 @@ inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 #define cuGraphInstantiate cuGraphInstantiateWithFlags
 #define cuMemAdvise cuMemAdvise_v2
 #define cuMemFree cuMemFree_v2
+#define cuMemcpyDtoHAsync cuMemcpyDtoHAsync_v2
 #define cuMemGetInfo cuMemGetInfo_v2
 #define cuMemPrefetchAsync cuMemPrefetchAsync_v2
 #define cuStreamBeginCapture cuStreamBeginCapture_v2

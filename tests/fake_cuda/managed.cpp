@@ -1,5 +1,7 @@
 // The part of the fake driver about managed memory. More easily offended than the real one may be: every call here loses a
 // capture of the stream that it is given, and advice and discard also lose those that an unsafe call loses.
+#include <cstring>
+
 #include "enter.hpp"
 
 using namespace fake;
@@ -50,6 +52,17 @@ CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* lows, size_t* bytes, size_t
     if (d.unsafe("cuMemDiscardBatchAsync")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     const CUresult result = on_stream(d, handle, "cuMemDiscardBatchAsync");
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; ++i) d.pages.discard(lows[i], bytes[i]);
+    return result;
+  });
+}
+
+// From where the pages are, which they stay. Into memory that is not pinned it may wait for what is before it on the stream.
+CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
+  return enter("cuMemcpyDtoHAsync", [&](Device& d) {
+    const CUresult result = on_stream(d, handle, "cuMemcpyDtoHAsync");
+    if (result != CUDA_SUCCESS) return result;
+    if (gil_held()) d.blame("cuMemcpyDtoHAsync with the GIL held");
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     return result;
   });
 }

@@ -37,6 +37,7 @@ namespace rmm_bridge {
   X(event_record, cuEventRecord, "cuEventRecord")                                                  \
   X(event_query, cuEventQuery, "cuEventQuery")                                                     \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")                                   \
+  X(copy_to_host, cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")                                       \
   X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                                     \
   X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                                     \
   X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")                             \

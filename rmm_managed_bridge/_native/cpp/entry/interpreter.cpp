@@ -53,6 +53,7 @@ void before_fork() {
 
 void after_fork_in_child() {
   connected->unlock_after_fork();
+  connected->forks.become_child();  // before anything reads an array
   connected->background.forget_in_child();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
   if (connected->had_pools() || connected->driver.loaded) connected->become_child();

@@ -120,15 +120,22 @@ struct NumpyState {
     return copy;
   }
 
-  // Forked or exiting: the block stays where it is, unfreed. In a forked child managed pages cannot be read (SIGSEGV),
-  // so only host memory is copied.
+  // Forked or exiting: the block stays where it is, unfreed. In a forked child managed pages that were not copied before the fork
+  // cannot be read (SIGSEGV).
   void* move_out(void* ptr, std::size_t bytes) noexcept {
     const TrackedPool::Found found = TrackedPool::find(*process, ptr);
     const auto* from = found.block == nullptr ? nullptr : static_cast<TrackedPool*>(found.span->pool);
     if (from == nullptr || found.start != ptr) return nullptr;
-    if (from->inherited() && from->device() >= 0) return nullptr;
+    std::size_t copied = std::min(bytes, found.span->block_bytes);
+    if (from->inherited() && from->device() >= 0) {
+      const auto low = reinterpret_cast<std::uintptr_t>(ptr);
+      const std::size_t there = process->forks.mirror.placed_bytes(low, low + copied);
+      // A large block may be longer than what was asked for, and the rest of it is not copied.
+      if (there < copied && (there == 0 || !found.span->large())) return nullptr;
+      copied = there;
+    }
     void* copy = plain.allocate(bytes, false);
-    if (copy != nullptr) std::memcpy(copy, ptr, std::min(bytes, found.span->block_bytes));
+    if (copy != nullptr) std::memcpy(copy, ptr, copied);
     return copy;
   }
 };

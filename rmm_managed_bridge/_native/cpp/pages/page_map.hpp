@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <vector>
 
 #include "base/spin_lock.hpp"
 
@@ -64,6 +65,27 @@ class PageMap {
       Leaf* expected = nullptr;
       if (!root_[first].compare_exchange_strong(expected, fresh)) std::free(fresh);
     }
+  }
+
+  // Calls `visit(span)` for each that an address leads to, with no lock held. One that changes hands meanwhile may be left out.
+  template <typename Visit>
+  void for_each_span(Visit visit) const {
+    Span* before = nullptr;
+    for (const auto& each : root_) {
+      const Leaf* leaf = each.load(std::memory_order_acquire);
+      if (leaf == nullptr) continue;
+      for (const auto& entry : leaf->spans) {
+        Span* span = entry.load(std::memory_order_acquire);
+        if (span != nullptr && span != before) visit(span);
+        before = span;
+      }
+    }
+    std::vector<Span*> alone;
+    {
+      std::scoped_lock lock(alone_lock_);
+      for (const auto& [start, piece] : alone_) alone.push_back(piece.span);
+    }
+    for (Span* span : alone) visit(span);
   }
 
   struct HugePages {

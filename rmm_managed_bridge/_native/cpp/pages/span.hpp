@@ -29,6 +29,7 @@ struct Block {
   static constexpr std::uint8_t kLive = 1;
   static constexpr std::uint8_t kShown = 2;   // was shown to a device beyond its lane: see Pool::record_stream
   static constexpr std::uint8_t kHinted = 4;  // has an entry in Process::hints, which ends with the block
+  static constexpr std::uint8_t kOnCpu = 8;   // a block of a device's that was shown to the CPU
   std::atomic<std::uint32_t> entry{0};        // in the ledger; 0 without tracking
   std::atomic<std::uint16_t> lane{0};
   std::atomic<std::uint8_t> flags{0};

@@ -48,6 +48,8 @@ char* HostUpstream::map(std::size_t bytes, int protection) noexcept {
   if (const std::uintptr_t end = aligned + bytes; end != start + padded) {
     kernel_.unmap(reinterpret_cast<void*>(end), start + padded - end);
   }
+  // Where it stands for managed memory, a forked child finds nothing there, as of that.
+  if (!parts_) kernel_.advise(reinterpret_cast<void*>(aligned), bytes, MADV_DONTFORK);
   run_end_.store(aligned + bytes);
   lowest_.store(aligned);
   return reinterpret_cast<char*>(aligned);

@@ -76,7 +76,11 @@ HandedOver hand_over(Process* process, const void* ptr, const HandOver& what, Re
     if (!pool->need_not_hold(user)) return HandedOver::user_not_held;
   }
   pool->record_stream(found.block, start, used);  // a host stream is nothing to note
-  if (what.cpu && pool->acts()) refusal = pool->synchronize(found.block, start);
+  if (what.cpu && pool->acts()) {
+    const std::uint8_t flags = found.block->flags.load(std::memory_order_relaxed);
+    if (found.span->side == Side::gpu && (flags & Block::kOnCpu) == 0) Pool::mark(*process, found.block, Block::kOnCpu);
+    refusal = pool->synchronize(found.block, start);
+  }
   if (what.user != nullptr) refusal = pool->order(found.block, start, user);
   return refusal == Refusal::none ? HandedOver::done : HandedOver::refused;
 }

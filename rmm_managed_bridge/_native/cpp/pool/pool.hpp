@@ -135,6 +135,9 @@ class Pool : public ForkLocks {
 
   // Waits, without the GIL, until the device work that may touch the block is finished.
   Refusal synchronize(Block* block, const char* ptr);
+  // What it waits for. Records events, without the GIL: a full stream makes that wait. Throws std::bad_alloc.
+  Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
+                    std::uint64_t except = StreamRef::kHostKey);
 
   // Waits, without the GIL, for the work on every stream that is held.
   Refusal synchronize_all();
@@ -418,8 +421,6 @@ class Pool : public ForkLocks {
 
   // Takes the lock itself. In synchronize.cpp:
   Refusal wait_for(const std::vector<EventRef>& events);
-  Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
-                    std::uint64_t except = StreamRef::kHostKey);
   Refusal synchronize_device();
   void pin_held(Pins& pins);  // under the lock
   bool steal(const Want& want, const StreamRef& stream, Grant& out);

@@ -6,6 +6,8 @@ Process* new_process() { return new Process(); }
 
 TrackedPool* new_pool(Process* process, std::unique_ptr<Upstream> upstream, const Driver* driver, CUcontext context,
                       const PoolOptions& options, int device, int kind, int track) {
+  // What a child does not inherit is copied before a fork, and must not go back meanwhile.
+  if (kind == kManagedKind) upstream = std::make_unique<GatedUpstream>(std::move(upstream), process->forks.gate);
   return new TrackedPool(*process, std::move(upstream), driver, context, options, device, static_cast<std::uint8_t>(kind),
                          static_cast<Track>(track));
 }

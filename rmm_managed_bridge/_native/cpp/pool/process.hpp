@@ -25,6 +25,7 @@
 #include "pages/block_tables.hpp"
 #include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
+#include "pool/fork_state.hpp"
 
 namespace rmm_bridge {
 
@@ -58,6 +59,7 @@ struct Process {
   Driver driver;
   HintTable hints;
   HugepageAdvice hugepages;
+  ForkState forks;
   std::atomic<std::uint64_t> foreign_frees{0};
   std::atomic<std::uint64_t> size_mismatches{0};
   std::atomic<std::uint64_t> failures{0};
@@ -123,8 +125,10 @@ struct Process {
     pages.lock_for_fork().lock();
     hints.lock_for_fork().lock();
     limits.lock_for_fork().lock();
+    forks.mirror.lock_for_fork().lock();
   }
   void unlock_after_fork() noexcept {
+    forks.mirror.lock_for_fork().unlock();
     limits.lock_for_fork().unlock();
     hints.lock_for_fork().unlock();
     pages.lock_for_fork().unlock();
