@@ -9,8 +9,8 @@ from rmm_managed_bridge._native import blocks, ledger, messages, recorded
 from rmm_managed_bridge._native import pool as native_pool
 from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge._native.recorded import RECORD_IT, as_recorded
-from rmm_managed_bridge.arrays.address import address_of
-from rmm_managed_bridge.errors import ConfigError, shown, warn_user
+from rmm_managed_bridge.arrays.address import address_of, lost_in_fork
+from rmm_managed_bridge.errors import BridgeError, ConfigError, shown, warn_user
 from rmm_managed_bridge.frameworks.numpy_handlers import foreign_handler
 from rmm_managed_bridge.hints import counters
 from rmm_managed_bridge.records import Allocation, Generation, History, Hugepages, Records, Snapshot, Stats, Status
@@ -95,6 +95,9 @@ def allocation_of(x: Any) -> Allocation | None:
     ------
     ViewError
         If `x` has no address.
+    BridgeError
+        In a forked child, if the memory of `x` stayed with the parent. A block that the child has is None: it is not
+        recorded there.
 
     Warns
     -----
@@ -112,8 +115,10 @@ def allocation_of(x: Any) -> Allocation | None:
     """
     ptr = address_of(x).ptr
     found = ledger.allocation_of(ptr)
-    if found is None and blocks.find(ptr) is None:
+    if found is None and (block := blocks.find(ptr)) is None:
         return None
+    if found is None and block is not None and (lost := lost_in_fork(x, ptr, 1)) is not None:
+        raise BridgeError(lost)
     pool = native_pool.pool_containing(ptr if found is None else found.ptr)
     how = None if pool is None else pool.track
     if found is None and how == "off":
@@ -145,6 +150,7 @@ def stats() -> Stats:
     reserved, used, quarantined, _, _, slab_free, pinned = map(sum, zip(*each, strict=True)) if each else (0,) * 7
     given_back, beyond_budget = native_process.budget_counters()
     populated_count, populated_bytes = native_process.populate_counters()
+    fork_count, fork_bytes, fork_copied_bytes, fork_ns = native_process.fork_counters()
     return Stats(
         current_bytes=current_bytes,
         current_count=sum(usage.current_count for _, usage in holders),
@@ -171,6 +177,10 @@ def stats() -> Stats:
         beyond_budget_count=beyond_budget,
         populated_count=populated_count,
         populated_bytes=populated_bytes,
+        fork_count=fork_count,
+        fork_bytes=fork_bytes,
+        fork_copied_bytes=fork_copied_bytes,
+        fork_seconds=fork_ns / 1e9,
         holders=holders,
     )
 
@@ -218,6 +228,7 @@ def status() -> Status:
         hints=current.hints,
         notes=current.notes + _notes_of_this_context(),
         forked=native_process.is_child(),
+        fork=current.fork,
     )
 
 

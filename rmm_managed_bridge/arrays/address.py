@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.arrays.columns import values_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
@@ -77,6 +78,17 @@ def address_of(x: Any) -> Address:
         return Address(operator.index(x))
     except TypeError:
         raise ViewError(_no_address(x)) from None
+
+
+def lost_in_fork(x: Any, ptr: int, size_bytes: int) -> str | None:
+    """Return in a forked child that this memory of `x` stayed with the parent, and what to do; None if it did not."""
+    if not native_process.lost_in_fork(ptr, size_bytes):
+        return None
+    return (
+        f"this {type(x).__name__} lies in managed memory of the process that this one was forked from, and was not "
+        "copied for it: only what NumPy or as_numpy() has is, up to install(fork_limit=...); take as_numpy() of it "
+        "before the fork, or start workers with 'spawn' or 'forkserver'"
+    )
 
 
 def _no_address(x: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rmm_managed_bridge._native.blocks import Block, KnownArray
-from rmm_managed_bridge.arrays.address import Address, address_of
+from rmm_managed_bridge.arrays.address import Address, address_of, lost_in_fork
 from rmm_managed_bridge.arrays.columns import values_of
 from rmm_managed_bridge.errors import ViewError
 from rmm_managed_bridge.frameworks import registry
@@ -102,11 +102,18 @@ def require_device(array: KnownArray) -> Block:
 def require_host(array: KnownArray) -> None:
     """Refuse memory that the CPU does not reach."""
     block = require_ours(array)
+    require_inherited(array)
     if block.kind not in HOST_ACCESSIBLE:
         raise ViewError(
             f"this {type(array.source).__name__} lies in {block.kind} memory, which the CPU cannot reach; use managed "
             "memory, install(backend='managed', ...), or copy it"
         )
+
+
+def require_inherited(array: KnownArray) -> None:
+    """Refuse, in a forked child, memory that stayed with the parent."""
+    if (lost := lost_in_fork(array.source, array.low, array.size_bytes)) is not None:
+        raise ViewError(lost)
 
 
 def not_ours(x: Any) -> str:

@@ -153,6 +153,7 @@ class Bridge:
                 track=self.config.track,
                 hints=str(self.config.hints),
                 hugepages=self.config.hugepages,
+                fork=self.config.fork,
                 notes=_notes(self.backend, self.config),
             )
         )

@@ -71,6 +71,14 @@ class Stats:
     """How often pages of managed memory that no block had had before were prefetched to their device: see `install`."""
     populated_bytes: int = 0
     """How much that was, in all."""
+    fork_count: int = 0
+    """How many forks found arrays of the CPU in managed memory and copied them for the child: see `install`."""
+    fork_bytes: int = 0
+    """What those children were given, in all."""
+    fork_copied_bytes: int = 0
+    """The part of it that was copied; the rest was as the fork before had left it, and is shared."""
+    fork_seconds: float = 0.0
+    """How long that took, with the waits for device work."""
     holders: tuple[tuple[Holder, Usage], ...] = field(default=(), repr=False)
     generations = renamed("generations", "pools")
 
@@ -131,6 +139,8 @@ class Status:
     """What was asked for and has no effect here, and what keeps arrays of this context out of the pool."""
     forked: bool = False
     """This process was forked from one in which the bridge had pools. Nothing of those is counted or freed here."""
+    fork: str = "copy"
+    """What becomes of arrays of the CPU in managed memory at a fork: see `install`."""
     generations = renamed("generations", "pools")
 
     def __post_init__(self) -> None:
@@ -156,7 +166,8 @@ class Status:
             lines.append("  a forked process, with pools of its own; what its parent has is not counted")
         lines.extend(f"  {name}: {state}" for name, state in self.frameworks.items())
         scope = self.numpy_scope or "not hooked"
-        lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}")
+        forks = "" if self.fork == "copy" else f"; forks: {self.fork}"
+        lines.append(f"  call sites: {self.track}; NumPy scope: {scope}; hints: {self.hints}{forks}")
         lines.extend(f"  note: {note}" for note in self.notes)
         for each in self.pools:
             where, state = device_name(each.device), "current" if each.current else "retired"

@@ -6,7 +6,7 @@ import numpy as np
 
 from rmm_managed_bridge._native import numpy_handler
 from rmm_managed_bridge.arrays.access import check_hand_over
-from rmm_managed_bridge.arrays.layout import known, require_host
+from rmm_managed_bridge.arrays.layout import known, require_host, require_inherited
 from rmm_managed_bridge.arrays.stream_use import bring_home
 from rmm_managed_bridge.hints import handovers, policy
 
@@ -30,7 +30,8 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     Raises
     ------
     ViewError
-        A `TypeError` too: if the memory is not the bridge's, or the CPU cannot reach it.
+        A `TypeError` too: if the memory is not the bridge's, or the CPU cannot reach it; in a forked child, if it
+        stayed with the parent.
     BridgeError
         If a stream that the array was used on is being captured: waiting would destroy the capture.
 
@@ -54,6 +55,7 @@ def as_numpy(x: Any) -> "np.ndarray[Any, Any]":
     array = known(x)
     if isinstance(x, np.ndarray):
         if array.block is not None:
+            require_inherited(array)
             handovers.to_host(array)
             bring_home(array)
         return x

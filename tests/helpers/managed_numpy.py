@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from fake_cuda.pool import Bench
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import pool as native_pool
+from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.lifecycle import forks
 
 
@@ -46,6 +47,18 @@ class Managed:
         finally:
             forks.watch(*before)
             forks._warned = False
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Callable[[], tuple[int, int, int]]]:
+    """Give a function that returns what rose since: forks that copied, bytes given to children, bytes copied."""
+    before = native_process.fork_counters()
+
+    def risen() -> tuple[int, int, int]:
+        count, given, copied, _ = (now - then for now, then in zip(native_process.fork_counters(), before, strict=True))
+        return count, given, copied
+
+    yield risen
 
 
 def read_dies(address: int) -> bool:

@@ -403,8 +403,10 @@ ForkReport copy_for_fork(Process* process, const ForkOptions& options) noexcept 
   report.time_ns = std::chrono::nanoseconds(Clock::now() - begun).count();
   if (report.outcome != ForkReport::Outcome::copied) return report;
   forks.mirror.show();
+  const std::size_t given = forks.mirror.wanted_bytes();
+  if (given == 0) return report;
   forks.count.fetch_add(1);
-  forks.bytes.fetch_add(forks.mirror.wanted_bytes());
+  forks.bytes.fetch_add(given);
   forks.copied_bytes.fetch_add(report.copied_bytes);
   forks.time_ns.fetch_add(static_cast<std::uint64_t>(report.time_ns));
   return report;
