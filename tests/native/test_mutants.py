@@ -269,7 +269,35 @@ INSIDE_CALLS = {
     ),
 }
 
-ALL = {**MUTANTS, **INSIDE_CALLS}
+FORK_SUITES = ["fork_devices", "fork_copies", "fork_sharing"]
+FORKS = {
+    "a fork does not wait for the work on what it copies": Mutant(
+        "pool/fork_copy.cpp",
+        "const Ended ended = each.use.pool->events()->look(event);",
+        "const Ended ended = Ended::yes;",
+    ),
+    "a fork reads what a device has by the CPU": Mutant(
+        "pool/fork_copy.cpp", "span->side == Side::gpu || (flags & Block::kShown) != 0", "false"
+    ),
+    "a fork copies what has not changed": Mutant("pool/fork_copy.cpp", "if (std::memcmp(to, from, step) != 0) {", "{"),
+    "a fork lets memory go back that it reads": Mutant(
+        "pages/upstream_gate.hpp", "if (!gate_.closed_.load()) return;", "return;"
+    ),
+    "copies for forks stay for ever": Mutant(
+        "pool/fork_copy.cpp", "forks.keep_until_ns.load() - steady_time_ns()", "1'000'000"
+    ),
+    "a fork forgets what the CPU was shown": Mutant(
+        "pool/block_calls.cpp", "Pool::mark(*process, found.block, Block::kOnCpu)", ""
+    ),
+    "a fork shows old copies": Mutant(
+        "pages/fork_mirror.cpp",
+        "tile->second.known = tile->second.wanted;",
+        "tile->second.known |= tile->second.wanted;",
+    ),
+    "a child resizes nothing": Mutant("entry/numpy_state.hpp", "there == 0 || !found.span->large()", "true"),
+}
+
+ALL = {**MUTANTS, **INSIDE_CALLS, **FORKS}
 
 wanted = pytest.mark.skipif(not WANTED, reason="set BRIDGE_MUTANTS=1 to build the core once for each mutant")
 pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS)
@@ -345,7 +373,8 @@ def test_the_mutant_is_caught(workshop: Path, pytestconfig: pytest.Config, name:
         root = build_core(workshop)
     finally:
         source.write_text(text)
-    caught_by = first_failure(root, pytestconfig, INSIDE_SUITE if name in INSIDE_CALLS else SUITES)
+    suites = INSIDE_SUITE if name in INSIDE_CALLS else FORK_SUITES if name in FORKS else SUITES
+    caught_by = first_failure(root, pytestconfig, suites)
     assert caught_by is not None, "no test noticed"
     print(f"{name}: caught by {caught_by}")
 
@@ -353,4 +382,4 @@ def test_the_mutant_is_caught(workshop: Path, pytestconfig: pytest.Config, name:
 @wanted
 def test_the_core_itself_passes(workshop: Path, pytestconfig: pytest.Config) -> None:
     """Otherwise the failures above say nothing."""
-    assert first_failure(build_core(workshop), pytestconfig, [*SUITES, *INSIDE_SUITE]) is None
+    assert first_failure(build_core(workshop), pytestconfig, [*SUITES, *INSIDE_SUITE, *FORK_SUITES]) is None

@@ -393,7 +393,7 @@ ForkReport copy_for_fork(Process* process, const ForkOptions& options) noexcept 
   try {
     if (forks.keeper.load() == nullptr) {
       auto keeper = std::make_unique<Keeper>(*process);
-      process->background.add(keeper.get());
+      process->add_task(keeper.get());
       forks.keeper.store(keeper.release());
     }
     prepare(*process, options, report);

@@ -94,6 +94,12 @@ struct Process {
     had_pools_ = true;
   }
 
+  // Another task of the bridge's thread, which outlives everything. Throws std::bad_alloc.
+  void add_task(BackgroundTask* task) {
+    std::scoped_lock guard(locks_lock_);
+    background.add(task);
+  }
+
   // One that has ended: nobody needs its locks any more, and a fork would write to each.
   void remove_pool(ForkLocks* pool) noexcept {
     std::scoped_lock guard(locks_lock_);

@@ -1,6 +1,7 @@
 """What a forked child finds of blocks that devices use, and what that does to the devices: L8."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -174,6 +175,31 @@ def test_a_driver_that_refuses_the_copy_costs_one_block(managed: Managed) -> Non
     with pytest.warns(bridge.BridgeWarning, match="without 1 arrays.*driver failed"):
         assert in_forked_child(lambda: expect(sum(map(is_there, (first, second))) == 1)) == ""
     assert child_has(first) and child_has(second)
+
+
+@pytest.mark.behaviour("L8")
+def test_nothing_goes_back_to_upstream_while_a_fork_copies(managed: Managed) -> None:
+    bench = managed.bench
+    ptr = on_both_sides(bench, bench.owned())
+    piece = bench.allocate(80 * MIB, cpu=True)  # a piece of its own
+    before, while_it_copies = bench.reserved_bytes, []
+    trimmed = threading.Event()
+
+    def trim() -> None:
+        bench.heap.trim()
+        trimmed.set()
+
+    def free_elsewhere() -> None:
+        bench.free(piece)
+        thread.start()
+        while_it_copies.append(trimmed.wait(0.1))
+
+    thread = threading.Thread(target=trim)
+    bench.fake.on_call(COPY, free_elsewhere)
+    assert child_has(ptr)
+    thread.join()
+    assert while_it_copies == [False]
+    assert bench.reserved_bytes <= before - 80 * MIB
 
 
 @pytest.mark.behaviour("L8")
