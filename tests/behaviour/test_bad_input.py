@@ -57,6 +57,8 @@ def unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
         ({"maximum_pool_size": 1.5}, bridge.ConfigError, "integer of bytes"),
         ({"numpy_min_bytes": "few"}, bridge.ConfigError, "numpy_min_bytes='few'"),
         ({"numpy_min_bytes": -1}, bridge.ConfigError, "between 0 and"),
+        ({"fork": "always"}, bridge.ConfigError, "fork='always'.*'copy', 'warn', 'refuse'"),
+        ({"fork_limit": "few"}, bridge.ConfigError, "fork_limit='few'"),
         ({"numpy_scope": "thread"}, bridge.ConfigError, "numpy_scope='thread'.*'context'"),
         ({"track": "everything"}, bridge.ConfigError, "'sites', 'counters', 'off'"),
         ({"devices": "all of them"}, bridge.ConfigError, r"write \[0\]"),

@@ -207,6 +207,8 @@ ENVIRONMENT = {
     "RMM_BRIDGE_NUMPY_SCOPE": "context",
     "RMM_BRIDGE_NUMPY_MIN_BYTES": "4KiB",
     "RMM_BRIDGE_TRACK": "counters",
+    "RMM_BRIDGE_FORK": "warn",
+    "RMM_BRIDGE_FORK_LIMIT": "1GiB",
 }
 
 
@@ -217,6 +219,7 @@ def test_every_setting_may_come_from_the_environment(monkeypatch: pytest.MonkeyP
         config = installed.config
         assert (config.backend, config.frameworks, config.track) == ("host", ("numpy",), "counters")
         assert (config.maximum_pool_size, config.numpy_min_bytes) == (128 * MIB, 4096)
+        assert (config.fork, config.fork_limit, bridge.status().fork) == ("warn", 1024 * MIB, "warn")
         assert not bridge.owns(np.empty(4095, "u1"))
         array = np.empty(4096, "u1")
         record = bridge.allocation_of(array)

@@ -180,9 +180,12 @@ void ForkMirror::place() noexcept {
 
 std::size_t ForkMirror::placed_bytes(std::uintptr_t low, std::uintptr_t high) const noexcept {
   std::uintptr_t at = low & ~(page_bytes - 1);
-  for (; at < high; at += page_bytes) {
+  while (at < high) {
     const auto tile = placed_.find(at / kHugePage);
-    if (tile == placed_.end() || !tile->second.known.test(at % kHugePage / page_bytes)) break;
+    if (tile == placed_.end()) break;
+    const std::uintptr_t base = at & ~(kHugePage - 1), end = std::min(base + kHugePage, high);
+    while (at < end && tile->second.known.test((at - base) / page_bytes)) at += page_bytes;
+    if (at < end) break;
   }
   return std::clamp(at, low, high) - low;
 }

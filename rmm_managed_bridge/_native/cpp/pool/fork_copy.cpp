@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostThreads = 8;
 constexpr std::size_t kLeastCopied = std::size_t{4} << 20;  // below, a thread costs more than it spares
-constexpr std::size_t kStagingBytes = std::size_t{16} << 20;
+constexpr std::size_t kStagingBytes = std::size_t{16} << 20, kPieceBytes = std::size_t{1} << 20;
 constexpr std::chrono::seconds kLongestTurn{30};
 constexpr std::chrono::milliseconds kLeastPatience{100};
 
@@ -38,7 +38,7 @@ struct Use {
 
 // Bytes that one thread copies.
 struct Item {
-  const char* from;
+  const char* from;  // null: they are only to be there, for the driver to write
   char* to;
   std::size_t bytes;
   bool known;
@@ -136,9 +136,7 @@ class Copying {
   bool fetch(const Use& use);
   CUstream stream_of(TrackedPool& pool);
   bool finish(TrackedPool& pool, CUstream stream);
-  std::size_t threads_for(std::size_t bytes) const noexcept {
-    return std::clamp<std::size_t>(bytes / kLeastCopied, 1, std::min(kMostThreads, process_.limits.processors()));
-  }
+  void run(const std::vector<Item>& items) noexcept;
 
   Process& process_;
   ForkMirror& mirror_;
@@ -147,6 +145,29 @@ class Copying {
   std::unordered_set<std::uintptr_t> left_out_;    // of those that were waited for
   std::unique_ptr<char[]> staging_;
 };
+
+void Copying::run(const std::vector<Item>& items) noexcept {
+  std::atomic<std::size_t> next{0}, copied{0};
+  auto work = [&] {
+    std::size_t mine = 0;
+    for (std::size_t index; (index = next.fetch_add(1)) < items.size();) {
+      const Item& item = items[index];
+      if (item.from == nullptr) {
+        for (std::size_t at = 0; at < item.bytes; at += mirror_.page_bytes) item.to[at] = 0;
+      } else if (item.known) {
+        mine += bring_up_to_date(item.from, item.to, item.bytes, mirror_.page_bytes);
+      } else {
+        std::memcpy(item.to, item.from, item.bytes);
+        mine += item.bytes;
+      }
+    }
+    copied.fetch_add(mine);
+  };
+  std::size_t total = 0;
+  for (const Item& item : items) total += item.bytes;
+  on_threads(std::clamp<std::size_t>(total / kLeastCopied, 1, std::min(kMostThreads, process_.limits.processors())), work);
+  report_.copied_bytes += copied.load();
+}
 
 void Copying::wait(const std::vector<Use>& uses, Clock::time_point until) {
   const auto leave = [&](const Use& use, ForkReport::Why why) {
@@ -224,7 +245,11 @@ bool Copying::fetch(const Use& use) {
     if (staging_ == nullptr) staging_ = std::make_unique_for_overwrite<char[]>(kStagingBytes);
     part.bytes = std::min(part.bytes, kStagingBytes);
     if (driver.copy_to_host(staging_.get(), at, part.bytes, stream) != CUDA_SUCCESS || !finish(*use.pool, stream)) return false;
-    report_.copied_bytes += bring_up_to_date(staging_.get(), part.copy, part.bytes, mirror_.page_bytes);
+    std::vector<Item> items;
+    for (std::size_t done = 0; done < part.bytes; done += kPieceBytes) {
+      items.push_back({staging_.get() + done, part.copy + done, std::min(kPieceBytes, part.bytes - done), true});
+    }
+    run(items);
     at += part.bytes;
   }
   return finish(*use.pool, stream);
@@ -233,6 +258,16 @@ bool Copying::fetch(const Use& use) {
 bool Copying::copy_from_devices() {
   for (const auto& [low, use] : ready_) mirror_.want(low, use.high);
   if (!mirror_.make_room()) return false;
+  // The driver writes by one thread: it finds pages that several have had the kernel clear.
+  std::vector<Item> items;
+  for (const auto& [low, use] : ready_) {
+    for (std::uintptr_t at = low; at < use.high;) {
+      const ForkMirror::Part part = mirror_.part(at, use.high);
+      if (!part.known) items.push_back({nullptr, part.copy, part.bytes, false});
+      at += part.bytes;
+    }
+  }
+  run(items);
   std::erase_if(ready_, [&](const auto& each) {
     const Use& use = each.second;
     if (fetch(use)) return false;
@@ -266,11 +301,7 @@ bool Copying::copy(std::vector<Use>& uses) {
       leave_out(report_, use, ForkReport::Why::not_finished);  // it came, or was shown, since
     }
   }
-  std::size_t total = 0;
-  for (const auto& [low, high] : ranges) {
-    mirror_.want(low, high);
-    total += high - low;
-  }
+  for (const auto& [low, high] : ranges) mirror_.want(low, high);
   if (!mirror_.make_room()) return false;
   std::vector<Item> items;
   for (const auto& [low, high] : ranges) {
@@ -280,22 +311,7 @@ bool Copying::copy(std::vector<Use>& uses) {
       at += part.bytes;
     }
   }
-  std::atomic<std::size_t> next{0}, copied{0};
-  auto work = [&] {
-    std::size_t mine = 0;
-    for (std::size_t index; (index = next.fetch_add(1)) < items.size();) {
-      const Item& item = items[index];
-      if (item.known) {
-        mine += bring_up_to_date(item.from, item.to, item.bytes, mirror_.page_bytes);
-      } else {
-        std::memcpy(item.to, item.from, item.bytes);
-        mine += item.bytes;
-      }
-    }
-    copied.fetch_add(mine);
-  };
-  on_threads(threads_for(total), work);
-  report_.copied_bytes += copied.load();
+  run(items);
   return true;
 }
 
