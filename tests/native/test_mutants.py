@@ -294,7 +294,7 @@ FORKS = {
         "tile->second.known = tile->second.wanted;",
         "tile->second.known |= tile->second.wanted;",
     ),
-    "a child resizes nothing": Mutant("entry/numpy_state.hpp", "there == 0 || !found.span->large()", "true"),
+    "a child of a fork has what shares a page": Mutant("pool/fork_copy.cpp", "there == 0 || !used ||", "there == 0 ||"),
 }
 
 ALL = {**MUTANTS, **INSIDE_CALLS, **FORKS}

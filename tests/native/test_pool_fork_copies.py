@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_a_child_of_a_child_has_it_too(managed: Managed) -> None:
 
     assert in_forked_child(action) == ""
     assert array[0] == 0
+
+
+@pytest.mark.behaviour("L8")
+def test_holes_between_arrays_cost_a_child_no_mappings(managed: Managed) -> None:
+    arrays = [managed.full(1024, number) for number in range(4000)]
+    kept = arrays[::2]
+    del arrays
+
+    def action() -> None:
+        assert all((each == 2 * number).all() for number, each in enumerate(kept))
+        assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 200
+
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    assert in_forked_child(action) == ""
 
 
 @pytest.mark.behaviour("L8")

@@ -116,6 +116,32 @@ def test_a_block_of_devices_alone_is_not_there_and_an_error_says_so(managed: Man
 
 
 @pytest.mark.behaviour("L8")
+def test_a_block_that_shares_a_page_with_what_is_there_is_not_there(managed: Managed) -> None:
+    bench, stream = managed.bench, managed.bench.owned()
+    blocks = [on_both_sides(bench, stream, 512) if number % 2 else bench.allocate(512, stream) for number in range(8)]
+    arrays = [managed.full(64, number) for number in range(8)]
+    busy = bench.owned()
+    bench.expose(arrays[3].ctypes.data, busy)
+    bench.fake.begin_capture(busy)
+
+    def action() -> None:
+        lost = [native_process.lost_in_fork(ptr, 512) for ptr in blocks]
+        assert lost == [True, False] * 4
+        sevens(blocks[1], 512)
+        assert bench.blocks.hand_over(blocks[1], stream.handle, bench.blocks.CPU)
+        lost = [native_process.lost_in_fork(each.ctypes.data, 512) for each in arrays]
+        assert lost == [number == 3 for number in range(8)]
+        with pytest.raises(MemoryError):
+            arrays[3].resize(100, refcheck=False)
+        arrays[4].resize(100, refcheck=False)
+        assert arrays[4][:64].tolist() == [4] * 64
+
+    with pytest.warns(bridge.BridgeWarning, match="without 1 arrays"):
+        assert in_forked_child(action) == ""
+    assert bench.fake.end_capture(busy)
+
+
+@pytest.mark.behaviour("L8")
 def test_an_array_that_was_not_copied_is_refused_in_a_child(managed: Managed) -> None:
     array = managed.full(MIB, 1)
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "pool/fork_copy.hpp"
 #include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
@@ -128,11 +129,8 @@ struct NumpyState {
     if (from == nullptr || found.start != ptr) return nullptr;
     std::size_t copied = std::min(bytes, found.span->block_bytes);
     if (from->inherited() && from->device() >= 0) {
-      const auto low = reinterpret_cast<std::uintptr_t>(ptr);
-      const std::size_t there = process->forks.mirror.placed_bytes(low, low + copied);
-      // A large block may be longer than what was asked for, and the rest of it is not copied.
-      if (there < copied && (there == 0 || !found.span->large())) return nullptr;
-      copied = there;
+      copied = inherited_bytes(*process, found, copied);
+      if (copied == 0) return nullptr;
     }
     void* copy = plain.allocate(bytes, false);
     if (copy != nullptr) std::memcpy(copy, ptr, copied);

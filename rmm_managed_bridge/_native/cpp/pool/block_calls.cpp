@@ -66,6 +66,7 @@ HandedOver hand_over(Process* process, const void* ptr, const HandOver& what, Re
   if (!live(found)) return HandedOver::not_live;
   auto* pool = static_cast<TrackedPool*>(found.span->pool);
   const auto* start = static_cast<const char*>(found.start);
+  if (what.cpu && pool->inherited()) return HandedOver::done;  // no device works on what a forked child has
   KnownStream used, user;
   refusal = what.user == nullptr ? Refusal::none : pool->resolve(*what.user, user);
   if (refusal != Refusal::none) return HandedOver::refused;

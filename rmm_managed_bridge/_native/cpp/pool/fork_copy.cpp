@@ -25,6 +25,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostThreads = 8;
 constexpr std::size_t kLeastCopied = std::size_t{4} << 20;  // below, a thread costs more than it spares
 constexpr std::size_t kStagingBytes = std::size_t{16} << 20, kPieceBytes = std::size_t{1} << 20;
+// Between blocks of the CPU's that lie so near, only blocks that were freed can lie. Without such holes a child has fewer mappings,
+// of which the kernel allows it a number.
+constexpr std::uintptr_t kLargestHole = kGranule / 2;
 constexpr std::chrono::seconds kLongestTurn{30};
 constexpr std::chrono::milliseconds kLeastPatience{100};
 
@@ -76,14 +79,6 @@ void collect(Process& process, std::vector<Use>& uses, ForkReport& report) {
   for (const Use& use : uses) report.block_bytes += use.high - use.low;
 }
 
-void leave_out(ForkReport& report, const Use& use, ForkReport::Why why) noexcept {
-  if (report.left_out_count++ == 0) {
-    report.left_out = use.low;
-    report.why = why;
-  }
-  report.left_out_bytes += use.high - use.low;
-}
-
 // No signal is for these threads: Python's handlers are for the program's own.
 template <typename Work>
 void on_threads(std::size_t count, Work& work) noexcept {
@@ -126,6 +121,12 @@ class Copying {
   // All others, and an end of it.
   bool copy(std::vector<Use>& uses);
 
+  // The blocks that were left out, in order.
+  std::vector<std::uintptr_t> left_out() const {
+    std::vector<std::uintptr_t> blocks(left_out_.begin(), left_out_.end());
+    std::ranges::sort(blocks);
+    return blocks;
+  }
   bool any_ready() const noexcept { return !ready_.empty(); }
 
  private:
@@ -133,6 +134,7 @@ class Copying {
     Use use;
     std::vector<EventRef> events;
   };
+  void leave_out(const Use& use, ForkReport::Why why);
   bool fetch(const Use& use);
   CUstream stream_of(TrackedPool& pool);
   bool finish(TrackedPool& pool, CUstream stream);
@@ -142,7 +144,7 @@ class Copying {
   ForkMirror& mirror_;
   ForkReport& report_;
   std::unordered_map<std::uintptr_t, Use> ready_;  // by address
-  std::unordered_set<std::uintptr_t> left_out_;    // of those that were waited for
+  std::unordered_set<std::uintptr_t> left_out_;
   std::unique_ptr<char[]> staging_;
 };
 
@@ -169,11 +171,16 @@ void Copying::run(const std::vector<Item>& items) noexcept {
   report_.copied_bytes += copied.load();
 }
 
+void Copying::leave_out(const Use& use, ForkReport::Why why) {
+  left_out_.insert(use.low);
+  if (report_.left_out_count++ == 0) {
+    report_.left_out = use.low;
+    report_.why = why;
+  }
+  report_.left_out_bytes += use.high - use.low;
+}
+
 void Copying::wait(const std::vector<Use>& uses, Clock::time_point until) {
-  const auto leave = [&](const Use& use, ForkReport::Why why) {
-    left_out_.insert(use.low);
-    leave_out(report_, use, why);
-  };
   std::vector<Pending> pending;
   for (const Use& use : uses) {
     if (!use.device || use.pool->options().device_wait) continue;
@@ -183,9 +190,9 @@ void Copying::wait(const std::vector<Use>& uses, Clock::time_point until) {
     if (refusal == Refusal::none) {
       pending.push_back({use, std::move(events)});
     } else {
-      leave(use, refusal == Refusal::capturing       ? ForkReport::Why::capturing
-                 : refusal == Refusal::unheld_stream ? ForkReport::Why::unheld_stream
-                                                     : ForkReport::Why::driver);
+      leave_out(use, refusal == Refusal::capturing       ? ForkReport::Why::capturing
+                     : refusal == Refusal::unheld_stream ? ForkReport::Why::unheld_stream
+                                                         : ForkReport::Why::driver);
     }
   }
   for (std::chrono::microseconds pause{20};; pause = std::min(2 * pause, std::chrono::microseconds{1000})) {
@@ -195,7 +202,7 @@ void Copying::wait(const std::vector<Use>& uses, Clock::time_point until) {
         const Ended ended = each.use.pool->events()->look(event);
         if (ended == Ended::not_yet && !late) return false;
         if (ended == Ended::yes) continue;
-        leave(each.use, ended == Ended::not_yet ? ForkReport::Why::not_finished : ForkReport::Why::driver);
+        leave_out(each.use, ended == Ended::not_yet ? ForkReport::Why::not_finished : ForkReport::Why::driver);
         return true;
       }
       ready_.emplace(each.use.low, each.use);
@@ -271,8 +278,7 @@ bool Copying::copy_from_devices() {
   std::erase_if(ready_, [&](const auto& each) {
     const Use& use = each.second;
     if (fetch(use)) return false;
-    left_out_.insert(use.low);
-    leave_out(report_, use, ForkReport::Why::driver);
+    leave_out(use, ForkReport::Why::driver);
     return true;
   });
   return true;
@@ -281,24 +287,29 @@ bool Copying::copy_from_devices() {
 bool Copying::copy(std::vector<Use>& uses) {
   mirror_.begin();
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges;
+  std::uintptr_t before = 0;  // where the one before ended, if that was the CPU's alone as well
   for (const Use& use : uses) {
     // There the CPU may touch nothing while the device is at work.
     if (use.pool->options().device_wait) {
-      leave_out(report_, use, ForkReport::Why::exclusive);
+      leave_out(use, ForkReport::Why::exclusive);
+      before = 0;
       continue;
     }
     if (!use.device) {
-      if (!ranges.empty() && ranges.back().second == use.low) {
+      if (before == use.low) {
         ranges.back().second = use.high;
       } else {
+        if (before != 0 && before < use.low && use.low - before <= kLargestHole) mirror_.want(before, use.low);
         ranges.emplace_back(use.low, use.high);
       }
+      before = use.high;
       continue;
     }
+    before = 0;
     if (const auto ready = ready_.find(use.low); ready != ready_.end() && ready->second.high == use.high) {
       mirror_.want(use.low, use.high);
     } else if (!left_out_.contains(use.low)) {
-      leave_out(report_, use, ForkReport::Why::not_finished);  // it came, or was shown, since
+      leave_out(use, ForkReport::Why::not_finished);  // it came, or was shown, since
     }
   }
   for (const auto& [low, high] : ranges) mirror_.want(low, high);
@@ -366,6 +377,7 @@ void prepare(Process& process, const ForkOptions& options, ForkReport& report) {
     report.outcome = report.block_bytes > options.limit_bytes ? Outcome::too_large
                      : !copying.copy(uses)                    ? Outcome::no_memory
                                                               : Outcome::copied;
+    forks.left_out = copying.left_out();
   } catch (const std::bad_alloc&) {
     report.outcome = Outcome::no_memory;
   }
@@ -438,11 +450,22 @@ void end_fork(Process* process, std::chrono::milliseconds keep) noexcept {
   if (kept && !process->background.wake()) forks.mirror.drop();
 }
 
+std::size_t inherited_bytes(Process& process, const TrackedPool::Found& found, std::size_t bytes) noexcept {
+  const auto low = reinterpret_cast<std::uintptr_t>(found.start);
+  const std::size_t there = process.forks.mirror.placed_bytes(low, low + bytes);
+  const bool used = found.span->side == Side::cpu || (found.block->flags.load() & Block::kOnCpu) != 0;
+  if (there == 0 || !used || std::ranges::binary_search(process.forks.left_out, low)) return 0;
+  // The rest of a large block that is longer than what was asked for was not copied.
+  return there == bytes || found.span->large() ? there : 0;
+}
+
 bool lost_in_fork(Process* process, const void* ptr, std::size_t bytes) noexcept {
-  const auto* pool = TrackedPool::of(*process, ptr);
-  if (pool == nullptr || !pool->inherited() || pool->kind() != kManagedKind || pool->device() < 0) return false;
-  const auto low = reinterpret_cast<std::uintptr_t>(ptr);
-  return process->forks.mirror.placed_bytes(low, low + bytes) < bytes;
+  const TrackedPool::Found found = TrackedPool::find(*process, ptr);
+  if (found.block == nullptr) return false;
+  const auto* pool = static_cast<const TrackedPool*>(found.span->pool);
+  if (!pool->inherited() || pool->kind() != kManagedKind || pool->device() < 0) return false;
+  bytes += static_cast<std::size_t>(static_cast<const char*>(ptr) - static_cast<const char*>(found.start));
+  return inherited_bytes(*process, found, bytes) < bytes;
 }
 
 }  // namespace rmm_bridge

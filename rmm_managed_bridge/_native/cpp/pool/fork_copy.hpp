@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pool/process.hpp"
+#include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
@@ -38,7 +38,10 @@ struct ForkReport {
 ForkReport copy_for_fork(Process* process, const ForkOptions& options) noexcept;
 void end_fork(Process* process, std::chrono::milliseconds keep) noexcept;
 
-// In a forked child: whether the bytes of a block of the parent's managed memory were left behind. False for any other address.
+// In a forked child: how many bytes from the start of a block of the parent's managed memory it has, up to `bytes`. A page that it has
+// may hold other blocks, which it has not.
+std::size_t inherited_bytes(Process& process, const TrackedPool::Found& found, std::size_t bytes) noexcept;
+// Whether such bytes were left behind. False for any other address.
 bool lost_in_fork(Process* process, const void* ptr, std::size_t bytes) noexcept;
 
 }  // namespace rmm_bridge

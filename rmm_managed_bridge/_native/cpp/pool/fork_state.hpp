@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "base/background_thread.hpp"
 #include "pages/fork_mirror.hpp"
@@ -15,7 +16,8 @@ struct ForkState {
   UpstreamGate gate;
   // The thread that prepares a fork has it until that is over, and whoever lets the mirror go while it does so. 0: nobody.
   std::atomic<std::uint32_t> turn{0};
-  int depth = 0;  // forks of that thread, one inside another's hooks
+  int depth = 0;                         // forks of that thread, one inside another's hooks
+  std::vector<std::uintptr_t> left_out;  // blocks that the newest copies are without; sorted
   std::atomic<std::int64_t> keep_until_ns{0};
   std::atomic<BackgroundTask*> keeper{nullptr};  // made with the first copy, and never destroyed
   // Of this process: forks that copied, what their children were given, what of it was copied, and how long that took.
