@@ -133,9 +133,8 @@ class Pool : public ForkLocks {
   // block is freed or read by the CPU. Throws std::bad_alloc.
   void record_stream(Block* block, const char* ptr, const StreamRef& stream);
 
-  // Waits, without the GIL, until the device work that may touch the block is finished.
+  // Waits, without the GIL, until the device work that may touch the block is finished: for these events.
   Refusal synchronize(Block* block, const char* ptr);
-  // What it waits for. Records events, without the GIL: a full stream makes that wait. Throws std::bad_alloc.
   Refusal events_of(const Block* block, const char* ptr, std::vector<EventRef>& events, bool cautious,
                     std::uint64_t except = StreamRef::kHostKey);
 
