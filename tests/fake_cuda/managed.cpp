@@ -1,5 +1,6 @@
 // The part of the fake driver about managed memory. More easily offended than the real one may be: every call here loses a
 // capture of the stream that it is given, and advice and discard also lose those that an unsafe call loses.
+#include <cstdlib>
 #include <cstring>
 
 #include "enter.hpp"
@@ -53,6 +54,25 @@ CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* lows, size_t* bytes, size_t
     const CUresult result = on_stream(d, handle, "cuMemDiscardBatchAsync");
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; ++i) d.pages.discard(lows[i], bytes[i]);
     return result;
+  });
+}
+
+CUresult CUDAAPI cuMemHostAlloc(void** ptr, size_t bytes, unsigned) {
+  return enter("cuMemHostAlloc", [&](Device& d) {
+    if (d.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (d.unsafe("cuMemHostAlloc")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (gil_held()) d.blame("cuMemHostAlloc with the GIL held");
+    *ptr = std::malloc(bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemFreeHost(void* ptr) {
+  return enter("cuMemFreeHost", [&](Device& d) {
+    if (d.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (d.unsafe("cuMemFreeHost")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    std::free(ptr);
+    return CUDA_SUCCESS;
   });
 }
 

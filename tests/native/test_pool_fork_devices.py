@@ -10,6 +10,7 @@ from fake_cuda.calls import Driver
 from fake_cuda.pool import MIB, Bench
 from helpers.forked import in_forked_child
 from helpers.managed_numpy import Managed, counted, read_dies
+from helpers.waiting import eventually
 
 import rmm_managed_bridge as bridge
 from rmm_managed_bridge._native import process as native_process
@@ -73,6 +74,20 @@ def test_what_a_device_has_is_copied_from_there_and_stays_there(managed: Managed
         assert not child_has(ptr)
         assert risen()[2] == 4096
     assert bench.fake.page(ptr).resident == 0 and bench.fake.prefetches() == before
+
+
+@pytest.mark.behaviour("L8")
+def test_a_large_block_comes_in_pieces_and_the_pinned_memory_for_them_goes(
+    managed: Managed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = managed.bench
+    ptr = on_both_sides(bench, bench.owned(), 70 * MIB)
+    monkeypatch.setattr(forks, "KEEP_MS", 1)
+    bench.fake.clear()
+    assert in_forked_child(lambda: sevens(ptr, 70 * MIB)) == ""
+    assert bench.fake.calls(COPY) == 3
+    assert eventually(lambda: bench.fake.calls("cuMemFreeHost") == 1)
+    assert bench.fake.calls("cuMemHostAlloc") <= 1
 
 
 @pytest.mark.behaviour("L8")

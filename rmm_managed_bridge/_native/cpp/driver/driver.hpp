@@ -38,6 +38,8 @@ namespace rmm_bridge {
   X(event_query, cuEventQuery, "cuEventQuery")                                                     \
   X(event_synchronize, cuEventSynchronize, "cuEventSynchronize")                                   \
   X(copy_to_host, cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")                                       \
+  X(host_alloc, cuMemHostAlloc, "cuMemHostAlloc")                                                  \
+  X(host_free, cuMemFreeHost, "cuMemFreeHost")                                                     \
   X(mem_advise, cuMemAdvise, "cuMemAdvise_v2")                                                     \
   X(mem_prefetch, cuMemPrefetchAsync, "cuMemPrefetchAsync_v2")                                     \
   X(pointer_attribute, cuPointerGetAttribute, "cuPointerGetAttribute")                             \

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostThreads = 8;
 constexpr std::size_t kLeastCopied = std::size_t{4} << 20;  // below, a thread costs more than it spares
-constexpr std::size_t kStagingBytes = std::size_t{16} << 20, kPieceBytes = std::size_t{1} << 20;
+constexpr std::size_t kStagingBytes = std::size_t{32} << 20, kPieceBytes = std::size_t{1} << 20;
 // Between blocks of the CPU's that lie so near, only blocks that were freed can lie. Without such holes a child has fewer mappings,
 // of which the kernel allows it a number.
 constexpr std::uintptr_t kLargestHole = kGranule / 2;
@@ -41,7 +41,7 @@ struct Use {
 
 // Bytes that one thread copies.
 struct Item {
-  const char* from;  // null: they are only to be there, for the driver to write
+  const char* from;
   char* to;
   std::size_t bytes;
   bool known;
@@ -135,7 +135,8 @@ class Copying {
     std::vector<EventRef> events;
   };
   void leave_out(const Use& use, ForkReport::Why why);
-  bool fetch(const Use& use);
+  char* staging(CUcontext context);
+  std::vector<std::uintptr_t> fetch(TrackedPool& pool, const std::vector<Use>& uses);
   CUstream stream_of(TrackedPool& pool);
   bool finish(TrackedPool& pool, CUstream stream);
   void run(const std::vector<Item>& items) noexcept;
@@ -145,7 +146,6 @@ class Copying {
   ForkReport& report_;
   std::unordered_map<std::uintptr_t, Use> ready_;  // by address
   std::unordered_set<std::uintptr_t> left_out_;
-  std::unique_ptr<char[]> staging_;
 };
 
 void Copying::run(const std::vector<Item>& items) noexcept {
@@ -154,9 +154,7 @@ void Copying::run(const std::vector<Item>& items) noexcept {
     std::size_t mine = 0;
     for (std::size_t index; (index = next.fetch_add(1)) < items.size();) {
       const Item& item = items[index];
-      if (item.from == nullptr) {
-        for (std::size_t at = 0; at < item.bytes; at += mirror_.page_bytes) item.to[at] = 0;
-      } else if (item.known) {
+      if (item.known) {
         mine += bring_up_to_date(item.from, item.to, item.bytes, mirror_.page_bytes);
       } else {
         std::memcpy(item.to, item.from, item.bytes);
@@ -231,56 +229,71 @@ bool Copying::finish(TrackedPool& pool, CUstream stream) {
   return pool.events()->record(ref, event) == Recorded::done && pool.events()->synchronize(event);
 }
 
-bool Copying::fetch(const Use& use) {
-  const Driver& driver = process_.driver;
-  const DriverScope scope(&driver, use.pool->events()->context());
-  const CUstream stream = stream_of(*use.pool);
-  if (stream == nullptr) return false;
-  for (std::uintptr_t at = use.low; at < use.high;) {
-    ForkMirror::Part part = mirror_.part(at, use.high);
-    for (;;) {  // in as few calls as the copies have pieces
-      const ForkMirror::Part next = at + part.bytes < use.high ? mirror_.part(at + part.bytes, use.high) : ForkMirror::Part{};
-      if (next.copy != part.copy + part.bytes || next.known != part.known) break;
-      part.bytes += next.bytes;
-    }
-    if (!part.known) {
-      if (driver.copy_to_host(part.copy, at, part.bytes, stream) != CUDA_SUCCESS) return false;
-      report_.copied_bytes += part.bytes;
-      at += part.bytes;
-      continue;
-    }
-    if (staging_ == nullptr) staging_ = std::make_unique_for_overwrite<char[]>(kStagingBytes);
-    part.bytes = std::min(part.bytes, kStagingBytes);
-    if (driver.copy_to_host(staging_.get(), at, part.bytes, stream) != CUDA_SUCCESS || !finish(*use.pool, stream)) return false;
-    std::vector<Item> items;
-    for (std::size_t done = 0; done < part.bytes; done += kPieceBytes) {
-      items.push_back({staging_.get() + done, part.copy + done, std::min(kPieceBytes, part.bytes - done), true});
-    }
-    run(items);
-    at += part.bytes;
+// Pinned, so that the device writes there and nowhere else: where it can use all memory of the host, it might take pages of the mirror
+// to itself. Stays for the next fork, as the mirror does.
+char* Copying::staging(CUcontext context) {
+  ForkState& forks = process_.forks;
+  if (forks.staging == nullptr &&
+      process_.driver.host_alloc(&forks.staging, kStagingBytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) {
+    forks.staging = nullptr;
   }
-  return finish(*use.pool, stream);
+  forks.staging_context = context;
+  return static_cast<char*>(forks.staging);
+}
+
+// All of one pool, and the addresses of those that could not be copied.
+std::vector<std::uintptr_t> Copying::fetch(TrackedPool& pool, const std::vector<Use>& uses) {
+  const Driver& driver = process_.driver;
+  const DriverScope scope(&driver, pool.events()->context());
+  const CUstream stream = stream_of(pool);
+  char* const buffer = stream == nullptr ? nullptr : staging(pool.events()->context());
+  bool works = buffer != nullptr;
+  std::size_t filled = 0;
+  std::vector<Item> items;
+  const auto flush = [&] {
+    works = works && finish(pool, stream);
+    if (works) run(items);
+    items.clear();
+    filled = 0;
+  };
+  std::vector<std::uintptr_t> failed;
+  for (const Use& use : uses) {
+    for (std::uintptr_t at = use.low; works && at < use.high;) {
+      const std::size_t bytes = std::min(use.high - at, kStagingBytes - filled);
+      if (driver.copy_to_host(buffer + filled, at, bytes, stream) != CUDA_SUCCESS) {
+        failed.push_back(use.low);
+        break;
+      }
+      for (const std::uintptr_t end = at + bytes; at < end;) {
+        const ForkMirror::Part part = mirror_.part(at, std::min<std::uintptr_t>(end, at + kPieceBytes));
+        items.push_back({buffer + filled, part.copy, part.bytes, part.known});
+        filled += part.bytes;
+        at += part.bytes;
+      }
+      if (filled == kStagingBytes) flush();
+    }
+  }
+  flush();
+  if (!works) {
+    failed.clear();
+    for (const Use& use : uses) failed.push_back(use.low);
+  }
+  return failed;
 }
 
 bool Copying::copy_from_devices() {
-  for (const auto& [low, use] : ready_) mirror_.want(low, use.high);
-  if (!mirror_.make_room()) return false;
-  // The driver writes by one thread: it finds pages that several have had the kernel clear.
-  std::vector<Item> items;
+  std::unordered_map<TrackedPool*, std::vector<Use>> by_pool;
   for (const auto& [low, use] : ready_) {
-    for (std::uintptr_t at = low; at < use.high;) {
-      const ForkMirror::Part part = mirror_.part(at, use.high);
-      if (!part.known) items.push_back({nullptr, part.copy, part.bytes, false});
-      at += part.bytes;
+    mirror_.want(low, use.high);
+    by_pool[use.pool].push_back(use);
+  }
+  if (!mirror_.make_room()) return false;
+  for (const auto& [pool, uses] : by_pool) {
+    for (const std::uintptr_t low : fetch(*pool, uses)) {
+      leave_out(ready_.at(low), ForkReport::Why::driver);
+      ready_.erase(low);
     }
   }
-  run(items);
-  std::erase_if(ready_, [&](const auto& each) {
-    const Use& use = each.second;
-    if (fetch(use)) return false;
-    leave_out(use, ForkReport::Why::driver);
-    return true;
-  });
   return true;
 }
 
@@ -399,6 +412,10 @@ class Keeper final : public BackgroundTask {
     std::uint32_t nobody = 0;
     if (!forks.turn.compare_exchange_strong(nobody, native_thread_id())) return Delay{100};
     forks.mirror.drop();
+    if (void* const staging = std::exchange(forks.staging, nullptr); staging != nullptr) {
+      const DriverScope scope(&process_.driver, forks.staging_context);
+      process_.driver.host_free(staging);
+    }
     forks.turn.store(0);
     return kNever;
   }
