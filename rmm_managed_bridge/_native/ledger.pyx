@@ -52,7 +52,10 @@ cdef class _SiteCache:
         cdef SiteTexts found
         while len(self.sites) <= number:
             found = process.sites.at(<uint32_t>len(self.sites))
-            self.sites.append(tuple.__new__(CallSite, (self.name(found.file), found.line, self.name(found.function))))
+            self.sites.append(tuple.__new__(CallSite, (
+                self.name(found.file), found.line, self.name(found.function),
+                None if found.via == 0 else self.sites[found.via], found.library,
+            )))  # its `via` was there before it
         return self.sites[number]
 
 cdef _SiteCache _sites = _SiteCache()

@@ -140,6 +140,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         SiteText file
         SiteText function
         int line
+        bint library
+        uint32_t via
 
     cdef cppclass CSites "rmm_bridge::Sites":
         SiteTexts at(uint32_t id)

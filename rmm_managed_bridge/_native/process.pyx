@@ -54,7 +54,9 @@ cdef extern from "pool/pool_calls.hpp" namespace "rmm_bridge" nogil:
 
 
 cdef extern from "entry/call_site.hpp" namespace "rmm_bridge" nogil:
-    void set_internal(Origin* origin, vector[string] prefixes) except +
+    void set_rules(
+        Origin* origin, const vector[string]& program, const vector[string]& library, const vector[string]& hidden
+    ) except +
     Origin* new_origin(CProcess* process, object tag_variable) except +
 
 KINDS = ("host", "managed", "system", "device", "pinned")  # tracked_pool.hpp knows the numbers of the first two
@@ -135,12 +137,20 @@ def tag_name(number):
     return _tags[number]
 
 
-def set_internal_files(prefixes):
-    """Call sites in files whose names begin with one of `prefixes` are not the user's."""
+cdef vector[string] _utf32(names) except *:
     cdef vector[string] native
-    for prefix in prefixes:
-        native.push_back(prefix.encode("utf-32-le", "surrogatepass"))
-    set_internal(origin, native)
+    for name in names:
+        native.push_back(name.encode("utf-32-le", "surrogatepass"))
+    return native
+
+
+def set_file_rules(program=(), library=(), hidden=()):
+    """Say whose files are that begin with one of these: the longest that fits. Call sites name the program's lines.
+
+    Files below a folder site-packages or dist-packages are libraries', if nothing longer fits, and all others the
+    program's. What is hidden is no place at all.
+    """
+    set_rules(origin, _utf32(program), _utf32(library), _utf32(hidden))
 
 
 def phase():

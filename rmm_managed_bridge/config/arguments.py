@@ -166,6 +166,8 @@ class BridgeConfig:
     numpy_scope: str = "process"
     numpy_min_bytes: int = 0
     track: str = "sites"
+    libraries: tuple[str, ...] = ()
+    """Modules and paths; those that begin with "-" are the program's own."""
     hints: Hints = Hints.none
     """Where memory is wanted. Their `hugepages` is None here: it is in the next field, whoever said it."""
     hugepages: str = "auto"
@@ -216,6 +218,7 @@ def read_config(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    libraries: Sequence[str] | str | None = None,
     hints: Hints | str | None = None,
     hugepages: str | None = None,
     fork: str | None = None,
@@ -330,6 +333,7 @@ def read_config(
         numpy_scope=choice("numpy_scope", numpy_scope, NUMPY_SCOPES, "process"),
         numpy_min_bytes=size("numpy_min_bytes", numpy_min_bytes) or 0,
         track=choice("track", track, TRACKS, "sites"),
+        libraries=_read_libraries(*given("libraries", libraries)),
         hints=replace(wanted, hugepages=None),
         hugepages=choice("hugepages", hugepages, HUGEPAGES, "auto"),
         fork=choice("fork", fork, FORKS, "copy"),
@@ -374,6 +378,20 @@ def _read_frameworks(value: object, source: str) -> tuple[str, ...] | None:
         if not isinstance(name, str) or name not in HOOKED:
             known = ", ".join(HOOKED)
             raise FrameworkError(f"{source}: {shown(name)} is not a framework the bridge knows; use {known}")
+    return tuple(dict.fromkeys(names))
+
+
+def _read_libraries(value: object, source: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    for name in names:
+        if not isinstance(name, str) or name in ("", "-") or "\0" in name:
+            raise ConfigError(
+                f"{source}={shown(value)} is not a list of libraries; write names of modules or paths, such as "
+                "'mylib,-pandas'"
+            )
     return tuple(dict.fromkeys(names))
 
 

@@ -16,9 +16,6 @@ LEGACY = 0
 HOOKED = ("numpy", "cupy", "warp", "torch")
 """Those that `install` knows how to hook, in the order in which it does."""
 
-INTERNAL = (*HOOKED, "cupyx", "cupy_backends", "rmm", "cudf", "numba")
-"""Packages whose own files are no place that a user would look for an allocation in."""
-
 
 class CurrentStream(NamedTuple):
     """How to ask a framework for the stream that it enqueues on now, on a CUDA device."""

@@ -17,7 +17,7 @@ from rmm_managed_bridge.config.defaults import signature_with_defaults
 from rmm_managed_bridge.errors import BackendError, BridgeWarning, InstallError, shown, warn_user
 from rmm_managed_bridge.hints import policy
 from rmm_managed_bridge.lifecycle import forks, reinitialize
-from rmm_managed_bridge.lifecycle.call_site_filter import internal_prefixes
+from rmm_managed_bridge.lifecycle.call_site_filter import set_file_rules
 from rmm_managed_bridge.lifecycle.hooks import Hooks
 from rmm_managed_bridge.lifecycle.pools import HostPools, Pools, RmmPools, describe_survivors
 from rmm_managed_bridge.records import Status
@@ -200,6 +200,7 @@ def install(
     numpy_scope: str | None = None,
     numpy_min_bytes: int | str | None = None,
     track: str | None = None,
+    libraries: Sequence[str] | str | None = None,
     hints: Hints | str | None = None,
     hugepages: str | None = None,
     fork: str | None = None,
@@ -270,6 +271,10 @@ def install(
         the C library.
     track : {"sites", "counters", "off"}
         What is recorded for each allocation: everything; all but the call site; nothing.
+    libraries : sequence of str, optional
+        What is no code of the program's own, beside all that is installed (below a folder ``site-packages`` or
+        ``dist-packages``) and the standard library: names of modules, or paths. With ``"-"`` before it, what is the
+        program's all the same. Call sites are the program's lines; docs/guide/provenance.md says more.
     hints : Hints or str
         When to tell the driver, by itself, where memory will be used: ``"none"``, ``"device"``, ``"host"``,
         ``"read_mostly"``, with a least size ``"device:16MiB"``. None by default, since each is wrong for some work;
@@ -330,6 +335,7 @@ def install(
         numpy_scope=numpy_scope,
         numpy_min_bytes=numpy_min_bytes,
         track=track,
+        libraries=libraries,
         hints=hints,
         hugepages=hugepages,
         fork=fork,
@@ -345,7 +351,7 @@ def install(
             _bridge._hooks.hook(config.frameworks or (), required=True)
             _bridge._publish()
             return _bridge
-        native_process.set_internal_files(internal_prefixes())
+        set_file_rules(config.libraries)
         bridge = Bridge(config)
         try:
             if config.frameworks is None:

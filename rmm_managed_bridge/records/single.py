@@ -1,5 +1,6 @@
 """Records of one thing: a block, a holder, a pool, an event. Each can be a row of a table."""
 
+import re
 from typing import Literal, NamedTuple
 
 from rmm_managed_bridge.errors import ConfigError, shown
@@ -10,21 +11,38 @@ GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind"
 
 
 class CallSite(NamedTuple):
-    """The first frame outside the bridge and the frameworks; file ``"native"`` where there was none to read.
+    """The program's own line, and the library's that it went through; file ``"native"`` where there is no Python frame.
 
     Examples
     --------
     >>> x = np.ones(1000)
-    >>> bridge.allocation_of(x).site.line
-    1
+    >>> site = bridge.allocation_of(x).site
+    >>> site.line, site.via.function
+    (1, 'ones')
     """
 
     file: str
     line: int
     function: str
+    via: "CallSite | None" = None
+    """The innermost line of a library between this one and the allocation, if there is one."""
+    library: bool = False
+    """True where the thread ran no code of the program's own: then this is the innermost line of a library."""
+
+    @property
+    def place(self) -> str:
+        """``file:line``, by which sites are told apart where they are summed."""
+        return self.file if self.line == 0 else f"{self.file}:{self.line}"
 
     def __str__(self) -> str:
-        return self.file if self.line == 0 else f"{self.file}:{self.line}"
+        if self.library:
+            return f"{self.place} (library)"
+        return self.place if self.via is None else f"{self.place} ({self.function}) via {_in_package(self.via.place)}"
+
+
+def _in_package(place: str) -> str:
+    """Return a library's place without the folder that it is installed in."""
+    return re.split(r"(?:^|/)(?:site|dist)-packages/", place)[-1]
 
 
 class Allocation(NamedTuple):
@@ -166,7 +184,7 @@ def group_value(record: Allocation | Holder, key: GroupKey) -> str:
     require_key(key)
     if key == "device":
         return device_name(record.device)
-    return str(getattr(record, key))
+    return record.site.place if key == "site" else str(getattr(record, key))
 
 
 class Event(NamedTuple):
@@ -208,13 +226,20 @@ def device_name(device: int) -> str:
 
 def _whose(record: Allocation | Holder | Event) -> str:
     tag = f', tag "{record.tag}"' if record.tag else ""
-    return f"{record.framework}{tag}, {record.site}, {device_name(record.device)}"
+    return f"{record.framework}{tag}, {_site(record)}, {device_name(record.device)}"
+
+
+def _site(record: Allocation | Holder | Event) -> str:
+    """Return the site as text, without a line of the very framework that is named beside it: of `np.full` no news."""
+    site = record.site
+    by_itself = site.via is not None and _in_package(site.via.file).startswith(f"{record.framework}/")
+    return site.place if by_itself else str(site)
 
 
 def _provenance(record: Allocation | Holder | Event) -> dict[str, str]:
     return {
         "framework": record.framework,
         "tag": record.tag,
-        "site": str(record.site),
+        "site": _site(record),
         "device": device_name(record.device),
     }

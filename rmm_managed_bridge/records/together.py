@@ -247,13 +247,15 @@ def _by_holder(sized: Iterable[tuple[Allocation | Holder, int, int]]) -> Records
     for record, size_bytes, count in sized:
         site = record.site
         found = sums.setdefault(
-            (record.framework, record.tag, site.file, site.line, record.device, record.kind), [record, 0, 0]
+            (record.framework, record.tag, site.place, record.device, record.kind), [record, site, 0, 0]
         )
-        found[1] += size_bytes
-        found[2] += count
+        if found[1].via != site.via:
+            found[1] = found[1]._replace(via=None)
+        found[2] += size_bytes
+        found[3] += count
     held = [
-        Holder(record.framework, record.tag, record.site, record.device, record.kind, size_bytes, count)
-        for record, size_bytes, count in sums.values()
+        Holder(record.framework, record.tag, site, record.device, record.kind, size_bytes, count)
+        for record, site, size_bytes, count in sums.values()
     ]
     return Records(largest(held, _held, len(held)))
 

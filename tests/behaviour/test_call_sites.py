@@ -40,7 +40,7 @@ class Here:
 def _site(array: Any) -> tuple[str, int, str]:
     record = bridge.allocation_of(array)
     assert record is not None
-    return tuple(record.site)
+    return record.site[:3]
 
 
 def _run(source: str, file: str = FILE) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_names_are_as_python_has_them(name: str) -> None:
 
 def test_a_line_is_one_holder_however_often_it_allocates() -> None:
     line = sys._getframe().f_lineno + 1
-    arrays = [np.empty(9), np.empty(9), np.ones(9), np.empty(9)]
+    arrays = [np.empty(9), np.empty(9), np.empty((3, 3)), np.empty(9)]
     ours = [
         holder
         for holder, _ in bridge.stats().holders
@@ -127,21 +127,42 @@ def test_a_line_is_one_holder_however_often_it_allocates() -> None:
     assert [holder.current_count for holder in ours] == [len(arrays)]
 
 
+def test_what_went_through_several_lines_of_a_library_is_summed_at_the_users() -> None:
+    before = bridge.snapshot()
+    line = sys._getframe().f_lineno + 1
+    arrays = [np.empty(9), np.ones(9), np.full(9, 1.0), np.full(9, 2.0)]
+    sites = [bridge.allocation_of(array).site for array in arrays]  # type: ignore[union-attr]
+    assert [site.via and site.via.function for site in sites] == [None, "ones", "full", "full"]
+    assert len({site.place for site in sites}) == 1
+    (grown,) = [each for each in bridge.snapshot().compare(before).top() if each.site[:2] == (__file__, line)]
+    assert (grown.current_count, grown.site.via) == (4, None)
+    assert bridge.stats().by("site")[f"{__file__}:{line}"].current_count == 4
+    full = bridge.allocation_of(arrays[2])
+    assert full is not None
+    assert str(full.site).startswith(f"{__file__}:{line} (test_what_went_through_several")
+    assert "via numpy/" in str(full.site)
+    assert f", {__file__}:{line}, host" in str(full)  # that NumPy's array came through NumPy is no news
+
+
 @pytest.mark.parametrize("prefix", ["/library/", "/biblioth\u00e8que/", "/\u03b2\u03b9\u03b2/", "/raw\udcff/"])
 def test_files_of_libraries_are_skipped_whatever_their_letters(prefix: str) -> None:
-    native_process.set_internal_files([prefix])
+    native_process.set_file_rules(library=[prefix])
     try:
         for file in ("module.py", "\u00e9.py", "\u03c0.py", "\U0001f40d.py"):
             inner = _run("def inner(): return np.empty(9)\n", prefix + file)["inner"]
             outer = _run("def outer(inner): return inner()\n", FILE)["outer"]
-            assert _site(outer(inner)) == (FILE, 1, "outer")
+            array = outer(inner)
+            assert _site(array) == (FILE, 1, "outer")
+            record = bridge.allocation_of(array)
+            assert record is not None
+            assert record.site.via == (prefix + file, 1, "inner", None, True)
             assert _site(_run("def inner(): return np.empty(9)\n", prefix[:-1] + file)["inner"]()) == (
                 prefix[:-1] + file,
                 1,
                 "inner",
             )
     finally:
-        native_process.set_internal_files([])
+        native_process.set_file_rules()
 
 
 def test_a_name_that_no_report_could_show_is_other_code() -> None:
@@ -168,14 +189,25 @@ BOUNDED = """
 """
 
 
-def test_generated_code_has_a_bound_and_leaves_room_for_files() -> None:
+def test_what_a_library_generated_is_at_the_line_that_called_it() -> None:
     code = (
         BOUNDED
         + """
-    refs = [make(f"<generated {number}>") for number in range(100_000)]
+    sites = {make(f"<lambdifygenerated-{number}>")[0] for number in range(2_000)}
+    print(*sites)
+    """
+    )
+    assert must_succeed(run_python(code)).endswith("program.py:13\n")
+
+
+def test_typed_code_has_a_bound_and_leaves_room_for_files() -> None:
+    code = (
+        BOUNDED
+        + """
+    refs = [make(f"<ipython-input-{number}>") for number in range(100_000)]
     sites = [str(site) for site, _ in refs]
     first_refused = sites.index("other code")
-    assert all(site == f"<generated {number}>:1" for number, site in enumerate(sites[:first_refused]))
+    assert all(site == f"<ipython-input-{number}>:1" for number, site in enumerate(sites[:first_refused]))
     assert set(sites[first_refused:]) == {"other code"}
     gc.collect()
     assert sum(ref() is not None for _, ref in refs) == 0

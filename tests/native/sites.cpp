@@ -49,6 +49,7 @@ void expect_text(Sites& sites, std::uint32_t id, const Line& line) {
   expect(site.file == text(line.file, line.file_width), "another file");
   expect(site.function == text(line.function, line.function_width), "another function");
   expect(site.line == line.line, "another line");
+  expect(site.via == Sites::kNative, "a line by itself went through another");
 }
 
 // Few enough that most come again. Equal bytes of another width are other text.
@@ -74,6 +75,13 @@ void random_program(unsigned seed) {
     expect(model.try_emplace(line, id).first->second == id, "one line, two numbers");
     expect(lines.try_emplace(id, line).first->second == line, "one number, two lines");
     expect_text(sites, id, line);
+    const std::uint32_t library = sites.intern(text(line.file, line.file_width), text("l", 1), line.line, true);
+    expect(library != id && sites.at(library).library && !sites.at(id).library, "a library's line is the program's");
+    const std::uint32_t via = sites.intern_via(id, library);
+    expect(via != id && via != library && via == sites.intern_via(id, library), "another pair");
+    expect(sites.at(via).via == library && sites.at(via).line == line.line, "a pair of other lines");
+    expect(sites.intern_via(Sites::kOther, library) == Sites::kOther, "a pair of no line");
+    expect(sites.intern_via(id, Sites::kOther) == id, "a pair without a library's line");
   }
 }
 
@@ -129,6 +137,19 @@ void bounds() {
       expect_text(sites, id, line);
     }
   }
+  {
+    Sites sites;
+    std::vector<std::uint32_t> own, library, pairs;
+    for (int line = 0; line < 3000; ++line) {
+      const std::uint32_t id = sites.intern(text("/lib.py", 1), text("f", 1), line, true);
+      if (id != Sites::kOther) library.push_back(id);
+      own.push_back(intern(sites, {"/user.py", 1, "f", 1, line}));
+      if (sites.intern_via(own.back(), library.back()) != own.back()) pairs.push_back(own.back());
+    }
+    expect(library.size() == Sites::kMostLibrary, "another bound of libraries' lines");
+    expect(pairs.size() == Sites::kMostPairs, "another bound of pairs");
+    expect(own.back() != Sites::kOther && sites.at(own.back()).line == 2999, "libraries took the room of the program's lines");
+  }
   Sites sites;
   expect(intern(sites, {std::string(Sites::kLongestText + 1, 'x'), 1, "f", 1, 1}) == Sites::kOther, "a name without end");
   expect(intern(sites, {"f", 1, std::string(Sites::kLongestText + 1, 'x'), 1, 1}) == Sites::kOther, "a function without end");
@@ -160,6 +181,16 @@ void memory() {
       }
       expect(id != Sites::kOther && id != Sites::kNative, "what failed once fails for ever");
       expect(model.emplace(line, id).second, "known before");
+      if (number % 4 == 0) {
+        const std::uint32_t before = model.begin()->second;
+        std::uint32_t pair = id;
+        failing::survives(place, [&] { pair = sites.intern_via(before, id); });
+        if (failing::failed) {
+          expect(pair == before, "a pair without memory has another number");
+          pair = sites.intern_via(before, id);
+        }
+        expect(sites.at(pair).via == id, "what failed once fails for ever");
+      }
       for (const auto& [each, known] : model) {
         if (number % 50 == 0 || each == line) {
           expect(intern(sites, each) == known, "a failure changed a number");

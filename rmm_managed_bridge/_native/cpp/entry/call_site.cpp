@@ -1,5 +1,7 @@
 #include "entry/call_site.hpp"
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace rmm_bridge {
@@ -19,46 +21,116 @@ bool CodeIdentity::take(PyCodeObject* code) noexcept {
 }
 #endif
 
-CallSites::CallSites(Sites& table) : table_(table), main_(PyInterpreterState_Main()) {}
+namespace {
 
-void CallSites::set_internal(std::vector<std::string> prefixes) noexcept {
-  prefixes_ = std::move(prefixes);
-  sites_.clear();
-  internal_codes_.clear();
-}
+// Frames that are looked at. Whoever is deeper in a library has its innermost line.
+constexpr int kMostFrames = 128;
 
-bool CallSites::is_internal(const PyCodeObject* code) const noexcept {
-  const Text file = text_of(code->co_filename);
-  for (const std::string& prefix : prefixes_) {
-    if (file.starts_with({prefix, 4})) return true;
+// What a walk outwards comes to.
+struct Found {
+  struct Frame {
+    PyCodeObject* code = nullptr;
+    int instruction = 0;
+  };
+  Frame site, via;
+  Owner owner = Owner::program;  // of the site's code
+};
+
+template <typename OwnerOf>
+[[gnu::always_inline]] inline Found find_outwards(PyThreadState* thread, OwnerOf owner_of) noexcept {
+  Found::Frame library, generated;
+  bool library_within = false;  // the library's frame lies within the generated one
+  Found found;
+  int left = kMostFrames;
+  visit_frames(thread, [&](PyCodeObject* code, int instruction) {
+    switch (owner_of(code)) {
+      case Owner::program:
+        found.site = {code, instruction};
+        return true;
+      case Owner::library:
+        if (library.code == nullptr) library = {code, instruction};
+        break;
+      case Owner::generated:
+        if (generated.code == nullptr) {
+          generated = {code, instruction};
+          library_within = library.code != nullptr;
+        }
+        break;
+      case Owner::hidden:
+        break;
+    }
+    return --left == 0;
+  });
+  if (found.site.code != nullptr) {
+    found.via = library;
+  } else if (generated.code != nullptr) {
+    found.owner = Owner::generated;
+    found.site = generated;
+    if (library_within) found.via = library;
+  } else {
+    found.owner = Owner::library;
+    found.site = library;
   }
-  return false;
+  return found;
 }
 
-std::uint32_t CallSites::intern(PyCodeObject* code, int instruction) noexcept {
-  return table_.intern(text_of(code->co_filename), text_of(code->co_qualname), line_of(code, instruction));
+std::uint32_t intern(Sites& table, PyCodeObject* code, int instruction, bool library) noexcept {
+  return table.intern(text_of(code->co_filename), text_of(code->co_qualname), line_of(code, instruction), library);
 }
 
-bool CallSites::learn_internal(PyCodeObject* code) noexcept {
-  const bool internal = is_internal(code);
-  internal_codes_.put(code, 0, internal);
-  return internal;
+}  // namespace
+
+CallSites::CallSites(Sites& table, const FileRules* rules) : table_(table), rules_(rules), main_(PyInterpreterState_Main()) {}
+
+void CallSites::set_rules(const FileRules* rules) noexcept {
+  rules_ = rules;
+  own_.clear();
+  other_.clear();
+  owners_.clear();
 }
 
-std::uint32_t CallSites::learn_site(PyCodeObject* code, int instruction) noexcept {
-  const std::uint32_t site = intern(code, instruction);
-  sites_.put(code, instruction, site);
-  return site;
+std::uint32_t CallSites::capture_further_out(PyThreadState* thread) noexcept {
+  const Found found = find_outwards(thread, [this](PyCodeObject* code) { return owner_of(code); });
+  if (found.site.code == nullptr) return Sites::kNative;
+  LineCache& lines = found.owner == Owner::program ? own_ : other_;
+  const std::uint32_t site = line(lines, found.site.code, found.site.instruction, found.owner == Owner::library);
+  return found.via.code == nullptr ? site : pair(site, line(other_, found.via.code, found.via.instruction, true));
 }
 
 std::uint32_t CallSites::capture_uncached(PyThreadState* thread) noexcept {
-  std::uint32_t site = Sites::kNative;
-  visit_frames(thread, [&](PyCodeObject* code, int instruction) {
-    if (is_internal(code)) return false;
-    site = intern(code, instruction);
-    return true;
-  });
+  const Found found = find_outwards(
+      thread, [this](PyCodeObject* code) { return rules_->owner_of(text_of(code->co_filename), text_of(code->co_qualname)); });
+  if (found.site.code == nullptr) return Sites::kNative;
+  const std::uint32_t site = intern(table_, found.site.code, found.site.instruction, found.owner == Owner::library);
+  if (found.via.code == nullptr) return site;
+  return table_.intern_via(site, intern(table_, found.via.code, found.via.instruction, true));
+}
+
+Owner CallSites::owner_of(PyCodeObject* code) noexcept {
+  if (const Owner* known = owners_.find(code, 0); known != nullptr) [[likely]]
+    return *known;
+  const Owner owner = rules_->owner_of(text_of(code->co_filename), text_of(code->co_qualname));
+  owners_.put(code, 0, owner);
+  return owner;
+}
+
+std::uint32_t CallSites::line(LineCache& lines, PyCodeObject* code, int instruction, bool library) noexcept {
+  if (const std::uint32_t* known = lines.find(code, instruction); known != nullptr) [[likely]]
+    return *known;
+  const std::uint32_t site = intern(table_, code, instruction, library);
+  lines.put(code, instruction, site);
   return site;
+}
+
+std::uint32_t CallSites::pair(std::uint32_t site, std::uint32_t via) noexcept {
+  Pair& known = pairs_[(site * 31 + via) % pairs_.size()];
+  if (known.site != site || known.via != via) known = {site, via, table_.intern_via(site, via)};
+  return known.id;
+}
+
+Origin::Origin(Process* process) : process(process), sites(process->sites, nullptr) {
+  rules.push_back(std::make_unique<FileRules>(std::vector<FileRules::Rule>{}));
+  sites.set_rules(rules.back().get());
 }
 
 Origin* new_origin(Process* process, PyObject* tag_variable) {
@@ -68,7 +140,23 @@ Origin* new_origin(Process* process, PyObject* tag_variable) {
   return origin;
 }
 
-void set_internal(Origin* origin, std::vector<std::string> prefixes) { origin->sites.set_internal(std::move(prefixes)); }
+void set_rules(Origin* origin, const std::vector<std::string>& program, const std::vector<std::string>& library,
+               const std::vector<std::string>& hidden) {
+  std::vector<FileRules::Rule> all;
+  for (const auto& [prefixes, owner] :
+       {std::pair{&program, Owner::program}, {&library, Owner::library}, {&hidden, Owner::hidden}}) {
+    for (const std::string& prefix : *prefixes) all.push_back({prefix, owner});
+  }
+  auto made = std::make_unique<FileRules>(std::move(all));
+  auto& known = origin->rules;
+  const auto same = std::find_if(known.begin(), known.end(), [&](const auto& each) { return *each == *made; });
+  if (same == known.end()) {
+    known.push_back(std::move(made));
+  } else {
+    std::rotate(same, same + 1, known.end());
+  }
+  origin->sites.set_rules(known.back().get());
+}
 
 PyObject* new_str(const Text& text) {
   return PyUnicode_FromKindAndData(text.width, text.bytes.data(), static_cast<Py_ssize_t>(text.size()));

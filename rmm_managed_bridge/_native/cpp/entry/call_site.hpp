@@ -1,69 +1,77 @@
-// Where in the user's program an allocation came from: the first Python frame outside the bridge and the frameworks,
-// and the tag it was made under.
-//
-// Everything here needs the GIL; that is also what guards the caches. The table behind them has a lock of its own.
+// Where in the user's program an allocation came from: the innermost Python frame of the program's own, the library's line that it
+// went through, and the tag it was made under.
 #pragma once
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "entry/code_cache.hpp"
 #include "entry/interpreter.hpp"
 #include "entry/python_frames.hpp"
+#include "ledger/file_rules.hpp"
 #include "pool/tracked_pool.hpp"
 
 namespace rmm_bridge {
 
+// For one thread at a time: what guards it, its owner says.
 class CallSites {
  public:
-  explicit CallSites(Sites& table);
+  CallSites(Sites& table, const FileRules* rules);
 
-  // Files whose names begin with one of these are not the user's. As UTF-32, with lone surrogates for bytes that are no text.
-  void set_internal(std::vector<std::string> prefixes) noexcept;
+  // What is known of code was known by the rules before.
+  void set_rules(const FileRules* rules) noexcept;
 
-  // Sites::kNative where there is no Python frame of the user's. Leaves a pending Python error as it is.
+  // Sites::kNative where there is no Python frame. Leaves a pending Python error as it is.
   [[gnu::always_inline]] std::uint32_t capture(PyThreadState* thread) noexcept {
     // What proves an answer is good for one interpreter; and another's thread may hold another GIL.
     if (thread->interp != main_) [[unlikely]]
       return capture_uncached(thread);
-    std::uint32_t site = Sites::kNative;
+    // Most of the time it is the innermost frame.
+    const std::uint32_t* known = nullptr;
     visit_frames(thread, [&](PyCodeObject* code, int instruction) {
-      if (const std::uint32_t* known = sites_.find(code, instruction); known != nullptr) [[likely]] {
-        site = *known;
-        return true;
-      }
-      const bool* internal = internal_codes_.find(code, 0);
-      if (internal != nullptr ? *internal : learn_internal(code)) return false;
-      site = learn_site(code, instruction);
+      known = own_.find(code, instruction);
       return true;
     });
-    return site;
+    if (known != nullptr) [[likely]]
+      return *known;
+    return capture_further_out(thread);
   }
 
  private:
-  bool is_internal(const PyCodeObject* code) const noexcept;
-  std::uint32_t intern(PyCodeObject* code, int instruction) noexcept;
-  bool learn_internal(PyCodeObject* code) noexcept;
-  std::uint32_t learn_site(PyCodeObject* code, int instruction) noexcept;
+  using LineCache = CodeCache<std::uint32_t, 64>;
+  struct Pair {
+    std::uint32_t site = Sites::kNative, via = Sites::kNative, id = Sites::kNative;
+  };
+
+  std::uint32_t capture_further_out(PyThreadState* thread) noexcept;
   std::uint32_t capture_uncached(PyThreadState* thread) noexcept;
+  Owner owner_of(PyCodeObject* code) noexcept;
+  std::uint32_t line(LineCache& lines, PyCodeObject* code, int instruction, bool library) noexcept;
+  std::uint32_t pair(std::uint32_t site, std::uint32_t via) noexcept;
 
   Sites& table_;
+  const FileRules* rules_;
   PyInterpreterState* const main_;
-  std::vector<std::string> prefixes_;
-  CodeCache<std::uint32_t, 64> sites_;
-  CodeCache<bool, 32> internal_codes_;
+  LineCache own_;    // of the program's code alone: found without a walk
+  LineCache other_;  // of libraries, and of generated code
+  CodeCache<Owner, 128> owners_;
+  std::array<Pair, 128> pairs_{};
 };
 
 // Who asks for memory, as far as this thread may look: site and tag need the GIL.
 class Origin {
  public:
-  explicit Origin(Process* process) : process(process), sites(process->sites) {}
+  explicit Origin(Process* process);
 
   const Process* process;
-  CallSites sites;
+  // The newest are in use. Those before stay, since a thread without the GIL may be reading them.
+  std::vector<std::unique_ptr<const FileRules>> rules;
+  CallSites sites;                   // of threads that hold the GIL
   bool tags_used = false;            // set for ever by the first tag: asking a context for what it has not is 100 ns
   PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
 
@@ -87,7 +95,10 @@ class Origin {
 };
 
 Origin* new_origin(Process* process, PyObject* tag_variable);
-void set_internal(Origin* origin, std::vector<std::string> prefixes);
+
+// Prefixes of file names, as FileRules has them.
+void set_rules(Origin* origin, const std::vector<std::string>& program, const std::vector<std::string>& library,
+               const std::vector<std::string>& hidden);
 
 // Null with a Python error set.
 PyObject* new_str(const Text& text);

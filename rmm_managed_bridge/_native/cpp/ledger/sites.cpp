@@ -9,30 +9,53 @@ namespace {
 constexpr std::uint32_t kFirst = Sites::kOther + 1;
 }
 
-std::uint32_t Sites::intern(const Text& file, const Text& function, int line) noexcept {
+std::uint32_t Sites::intern(const Text& file, const Text& function, int line, bool library) noexcept {
   std::scoped_lock lock(lock_);
   try {
-    return add(file, function, line);
+    return add(file, function, line, library);
   } catch (const std::bad_alloc&) {
     return kOther;
   }
 }
 
-std::uint32_t Sites::add(const Text& file, const Text& function, int line) {
+std::uint32_t Sites::intern_via(std::uint32_t site, std::uint32_t via) noexcept {
+  if (site < kFirst || via < kFirst) return site;
+  std::scoped_lock lock(lock_);
+  Place place = places_[site - kFirst];
+  place.via = via;
+  if (auto found = index_.find(place); found != index_.end()) return found->second;
+  if (pairs_ >= kMostPairs) return site;
+  try {
+    const std::uint32_t id = add(place);
+    ++pairs_;
+    return id;
+  } catch (const std::bad_alloc&) {
+    return site;
+  }
+}
+
+std::uint32_t Sites::add(const Text& file, const Text& function, int line, bool library) {
   const Name* known_file = find(file);
   const Name* known_function = find(function);
   if (known_file != nullptr && known_function != nullptr) {
-    if (auto found = index_.find({known_file, known_function, line}); found != index_.end()) return found->second;
+    if (auto found = index_.find({known_file, known_function, line, library}); found != index_.end()) return found->second;
   }
   // All that is refused is refused before anything is kept: a full table does not grow by what it has no room for.
   const bool generated = file.size() > 0 && file.at(0) == '<';
   const std::size_t text_bytes =
       (known_file == nullptr ? file.bytes.size() : 0) + (known_function == nullptr ? function.bytes.size() : 0);
-  if (file.width == 0 || function.width == 0 || places_.size() >= kMost || (generated && generated_ >= kMostGenerated) ||
-      file.bytes.size() > kLongestText || function.bytes.size() > kLongestText || text_bytes > kMostText - text_bytes_) {
+  if (file.width == 0 || function.width == 0 || places_.size() - pairs_ >= kMost || (generated && generated_ >= kMostGenerated) ||
+      (library && library_ >= kMostLibrary) || file.bytes.size() > kLongestText || function.bytes.size() > kLongestText ||
+      text_bytes > kMostText - text_bytes_) {
     return kOther;
   }
-  const Place place{keep(file), keep(function), line};
+  const std::uint32_t id = add({keep(file), keep(function), line, library});
+  if (generated) ++generated_;
+  if (library) ++library_;
+  return id;
+}
+
+std::uint32_t Sites::add(const Place& place) {
   const auto id = static_cast<std::uint32_t>(places_.size()) + kFirst;
   places_.push_back(place);
   try {
@@ -41,7 +64,6 @@ std::uint32_t Sites::add(const Text& file, const Text& function, int line) {
     places_.pop_back();
     throw;
   }
-  if (generated) ++generated_;
   return id;
 }
 
@@ -61,7 +83,7 @@ Sites::Site Sites::at(std::uint32_t id) noexcept {
   std::scoped_lock lock(lock_);
   if (id < kFirst) return {};
   const Place& place = places_[id - kFirst];
-  return {*place.file, *place.function, place.line};
+  return {*place.file, *place.function, place.line, place.library, place.via};
 }
 
 std::size_t Sites::overhead_bytes() noexcept {

@@ -30,10 +30,10 @@ struct Text {
     return character;
   }
   // Of any width, since the rest of a name decides the width of its beginning.
-  bool starts_with(const Text& prefix) const noexcept {
-    if (prefix.size() > size()) return false;
+  bool starts_with(const Text& prefix, std::size_t from = 0) const noexcept {
+    if (prefix.size() + from > size()) return false;
     for (std::size_t index = 0; index < prefix.size(); ++index) {
-      if (at(index) != prefix.at(index)) return false;
+      if (at(from + index) != prefix.at(index)) return false;
     }
     return true;
   }
@@ -52,6 +52,10 @@ class Sites {
   // does not push the user's files out.
   static constexpr std::size_t kMost = 4096;
   static constexpr std::size_t kMostGenerated = 1024;
+  // Lines of libraries, so that a program which works through many of them keeps room for its own; and pairs of the two, which come
+  // on top of all lines.
+  static constexpr std::size_t kMostLibrary = 1024;
+  static constexpr std::size_t kMostPairs = 2048;
   static constexpr std::size_t kLongestText = 4096;               // bytes, of a name
   static constexpr std::size_t kMostText = std::size_t{4} << 20;  // bytes, of all
 
@@ -59,12 +63,17 @@ class Sites {
     Text file;  // these live as long as the table
     Text function;
     int line = 0;
+    bool library = false;   // of an installed package, and no line of the program's
+    std::uint32_t via = 0;  // the library's line that it went through, which has an id of its own; kNative: none
   };
 
   SpinLock& lock_for_fork() noexcept { return lock_; }
 
   // The id of a line, the same for each call. kOther without room or memory.
-  std::uint32_t intern(const Text& file, const Text& function, int line) noexcept;
+  std::uint32_t intern(const Text& file, const Text& function, int line, bool library = false) noexcept;
+
+  // The id of the line `site` where it went through the line `via`. Just `site` without room or memory: its line is worth more.
+  std::uint32_t intern_via(std::uint32_t site, std::uint32_t via) noexcept;
 
   // Empty texts for kNative and kOther.
   Site at(std::uint32_t id) noexcept;
@@ -89,18 +98,22 @@ class Sites {
     const Name* file = nullptr;
     const Name* function = nullptr;
     int line = 0;
+    bool library = false;
+    std::uint32_t via = kNative;
     bool operator==(const Place&) const = default;
   };
   struct PlaceHash {
     std::size_t operator()(const Place& place) const noexcept {
-      const std::uint64_t bits =
-          reinterpret_cast<std::uintptr_t>(place.file) * 0x9E3779B97F4A7C15ull ^
-          (reinterpret_cast<std::uintptr_t>(place.function) + static_cast<unsigned>(place.line)) * 0xC2B2AE3D27D4EB4Full;
+      const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(place.file) * 0x9E3779B97F4A7C15ull ^
+                                 (reinterpret_cast<std::uintptr_t>(place.function) + static_cast<unsigned>(place.line) +
+                                  (std::uint64_t{place.via} << 32)) *
+                                     0xC2B2AE3D27D4EB4Full;
       return static_cast<std::size_t>(bits ^ (bits >> 29));
     }
   };
 
-  std::uint32_t add(const Text& file, const Text& function, int line);
+  std::uint32_t add(const Text& file, const Text& function, int line, bool library);
+  std::uint32_t add(const Place& place);
   const Name* find(const Text& text) const;
   const Name* keep(const Text& text);
 
@@ -110,6 +123,8 @@ class Sites {
   std::deque<Place> places_;
   std::size_t text_bytes_ = 0;
   std::size_t generated_ = 0;
+  std::size_t library_ = 0;
+  std::size_t pairs_ = 0;
 };
 
 }  // namespace rmm_bridge
