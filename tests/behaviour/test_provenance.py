@@ -113,6 +113,11 @@ def test_a_compiled_caller_without_a_python_frame_is_native(tmp_path: Path) -> N
     assert (record.framework, record.requested_bytes, record.thread) == ("numpy", MIB, thread)
     assert thread != threading.get_native_id()
     caller.free(ptr, MIB)
+    ptr, _ = caller.allocate(MIB, "pt_autograd_0")
+    record = bridge.allocation_of(ptr)
+    assert record is not None
+    assert record.site == ("native thread pt_autograd_0", 0, "", None, False)
+    caller.free(ptr, MIB)
     assert bridge.stats().current_count == 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _SOURCE = r"""
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,11 +20,13 @@ struct call {
   size_t bytes;
   void* result;
   long thread;
+  const char* name;
 };
 
 static void* body(void* argument) {
   struct call* call = argument;
   call->thread = syscall(SYS_gettid);
+  if (call->name != NULL) pthread_setname_np(pthread_self(), call->name);
   call->result = call->allocate(call->context, call->bytes);
   return NULL;
 }
@@ -60,6 +63,7 @@ class _Call(ctypes.Structure):
         ("bytes", ctypes.c_size_t),
         ("result", ctypes.c_void_p),
         ("thread", ctypes.c_long),
+        ("name", ctypes.c_char_p),
     ]
 
 
@@ -134,9 +138,10 @@ class CThread:
         self._library = ctypes.CDLL(_build(folder))
         self._handler = functions_of(capsule)
 
-    def allocate(self, size_bytes: int) -> tuple[int, int]:
+    def allocate(self, size_bytes: int, name: str | None = None) -> tuple[int, int]:
         """Return the address that malloc gave in the new thread, and the thread's native id."""
         call = _Call(self._handler.malloc, self._handler.context, size_bytes)
+        call.name = None if name is None else name.encode()
         assert self._library.allocate_in_thread(ctypes.byref(call)) == 0
         return int(call.result or 0), int(call.thread)
 

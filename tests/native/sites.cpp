@@ -150,6 +150,16 @@ void bounds() {
     expect(pairs.size() == Sites::kMostPairs, "another bound of pairs");
     expect(own.back() != Sites::kOther && sites.at(own.back()).line == 2999, "libraries took the room of the program's lines");
   }
+  {
+    Sites sites;
+    const std::uint32_t first = sites.intern_thread("worker-0");
+    for (int number = 1; number < 1000; ++number) {
+      const std::uint32_t id = sites.intern_thread("worker-" + std::to_string(number));
+      expect((id != Sites::kNative) == (number < static_cast<int>(Sites::kMostThreads)), "another bound of threads");
+    }
+    expect(sites.intern_thread("worker-0") == first, "what was known is not any more");
+    expect(sites.at(first).file == text("native thread worker-0", 1), "another name");
+  }
   Sites sites;
   expect(intern(sites, {std::string(Sites::kLongestText + 1, 'x'), 1, "f", 1, 1}) == Sites::kOther, "a name without end");
   expect(intern(sites, {"f", 1, std::string(Sites::kLongestText + 1, 'x'), 1, 1}) == Sites::kOther, "a function without end");

@@ -7,7 +7,7 @@
 namespace rmm_bridge {
 
 #if PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030F0000
-bool CodeIdentity::take(PyCodeObject* code) noexcept {
+bool CodeIdentity::take(PyCodeObject* code, int) noexcept {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   // Making one may collect garbage, and so run Python in the midst of somebody's malloc.
@@ -80,16 +80,20 @@ std::uint32_t intern(Sites& table, PyCodeObject* code, int instruction, bool lib
 
 }  // namespace
 
-CallSites::CallSites(Sites& table, const FileRules* rules) : table_(table), rules_(rules), main_(PyInterpreterState_Main()) {}
+template <typename L, typename N>
+CallSites<L, N>::CallSites(Sites& table, PyInterpreterState* main, const FileRules* rules)
+    : table_(table), rules_(rules), main_(main) {}
 
-void CallSites::set_rules(const FileRules* rules) noexcept {
+template <typename L, typename N>
+void CallSites<L, N>::set_rules(const FileRules* rules) noexcept {
   rules_ = rules;
   own_.clear();
   other_.clear();
   owners_.clear();
 }
 
-std::uint32_t CallSites::capture_further_out(PyThreadState* thread) noexcept {
+template <typename L, typename N>
+std::uint32_t CallSites<L, N>::capture_further_out(PyThreadState* thread) noexcept {
   const Found found = find_outwards(thread, [this](PyCodeObject* code) { return owner_of(code); });
   if (found.site.code == nullptr) return Sites::kNative;
   LineCache& lines = found.owner == Owner::program ? own_ : other_;
@@ -97,7 +101,8 @@ std::uint32_t CallSites::capture_further_out(PyThreadState* thread) noexcept {
   return found.via.code == nullptr ? site : pair(site, line(other_, found.via.code, found.via.instruction, true));
 }
 
-std::uint32_t CallSites::capture_uncached(PyThreadState* thread) noexcept {
+template <typename L, typename N>
+std::uint32_t CallSites<L, N>::capture_uncached(PyThreadState* thread) noexcept {
   const Found found = find_outwards(
       thread, [this](PyCodeObject* code) { return rules_->owner_of(text_of(code->co_filename), text_of(code->co_qualname)); });
   if (found.site.code == nullptr) return Sites::kNative;
@@ -106,7 +111,8 @@ std::uint32_t CallSites::capture_uncached(PyThreadState* thread) noexcept {
   return table_.intern_via(site, intern(table_, found.via.code, found.via.instruction, true));
 }
 
-Owner CallSites::owner_of(PyCodeObject* code) noexcept {
+template <typename L, typename N>
+Owner CallSites<L, N>::owner_of(PyCodeObject* code) noexcept {
   if (const Owner* known = owners_.find(code, 0); known != nullptr) [[likely]]
     return *known;
   const Owner owner = rules_->owner_of(text_of(code->co_filename), text_of(code->co_qualname));
@@ -114,7 +120,8 @@ Owner CallSites::owner_of(PyCodeObject* code) noexcept {
   return owner;
 }
 
-std::uint32_t CallSites::line(LineCache& lines, PyCodeObject* code, int instruction, bool library) noexcept {
+template <typename L, typename N>
+std::uint32_t CallSites<L, N>::line(LineCache& lines, PyCodeObject* code, int instruction, bool library) noexcept {
   if (const std::uint32_t* known = lines.find(code, instruction); known != nullptr) [[likely]]
     return *known;
   const std::uint32_t site = intern(table_, code, instruction, library);
@@ -122,15 +129,26 @@ std::uint32_t CallSites::line(LineCache& lines, PyCodeObject* code, int instruct
   return site;
 }
 
-std::uint32_t CallSites::pair(std::uint32_t site, std::uint32_t via) noexcept {
+template <typename L, typename N>
+std::uint32_t CallSites<L, N>::pair(std::uint32_t site, std::uint32_t via) noexcept {
   Pair& known = pairs_[(site * 31 + via) % pairs_.size()];
   if (known.site != site || known.via != via) known = {site, via, table_.intern_via(site, via)};
   return known.id;
 }
 
-Origin::Origin(Process* process) : process(process), sites(process->sites, nullptr) {
+template class CallSites<CodeIdentity, CodeIdentity>;
+#if defined(BRIDGE_READS_FRAMES) && PY_VERSION_HEX < 0x030C0000
+template class CallSites<LineIdentity, NameIdentity>;
+#endif
+
+Origin::Origin(Process* process)
+    : process(process),
+      sites(process->sites, PyInterpreterState_Main(), nullptr),
+      process_(*process),
+      main_(PyInterpreterState_Main()) {
   rules.push_back(std::make_unique<FileRules>(std::vector<FileRules::Rule>{}));
-  sites.set_rules(rules.back().get());
+  newest_rules = rules.back().get();
+  sites.set_rules(newest_rules);
 }
 
 Origin* new_origin(Process* process, PyObject* tag_variable) {
@@ -155,7 +173,8 @@ void set_rules(Origin* origin, const std::vector<std::string>& program, const st
   } else {
     std::rotate(same, same + 1, known.end());
   }
-  origin->sites.set_rules(known.back().get());
+  origin->newest_rules = known.back().get();
+  origin->sites.set_rules(origin->newest_rules);
 }
 
 PyObject* new_str(const Text& text) {

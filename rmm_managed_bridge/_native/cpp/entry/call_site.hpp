@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,10 +19,12 @@
 
 namespace rmm_bridge {
 
-// For one thread at a time: what guards it, its owner says.
+// For one thread at a time: what guards it, its owner says. `LineProof` and `NameProof` tell code that was seen before by all that
+// decides a line, and by whose it is.
+template <typename LineProof, typename NameProof>
 class CallSites {
  public:
-  CallSites(Sites& table, const FileRules* rules);
+  CallSites(Sites& table, PyInterpreterState* main, const FileRules* rules);
 
   // What is known of code was known by the rules before.
   void set_rules(const FileRules* rules) noexcept;
@@ -43,7 +46,7 @@ class CallSites {
   }
 
  private:
-  using LineCache = CodeCache<std::uint32_t, 64>;
+  using LineCache = CodeCache<std::uint32_t, 64, LineProof>;
   struct Pair {
     std::uint32_t site = Sites::kNative, via = Sites::kNative, id = Sites::kNative;
   };
@@ -59,11 +62,11 @@ class CallSites {
   PyInterpreterState* const main_;
   LineCache own_;    // of the program's code alone: found without a walk
   LineCache other_;  // of libraries, and of generated code
-  CodeCache<Owner, 128> owners_;
+  CodeCache<Owner, 128, NameProof> owners_;
   std::array<Pair, 128> pairs_{};
 };
 
-// Who asks for memory, as far as this thread may look: site and tag need the GIL.
+// Who asks for memory, as far as this thread may look: tags need the GIL.
 class Origin {
  public:
   explicit Origin(Process* process);
@@ -71,11 +74,20 @@ class Origin {
   const Process* process;
   // The newest are in use. Those before stay, since a thread without the GIL may be reading them.
   std::vector<std::unique_ptr<const FileRules>> rules;
-  CallSites sites;                   // of threads that hold the GIL
-  bool tags_used = false;            // set for ever by the first tag: asking a context for what it has not is 100 ns
-  PyObject* tag_variable = nullptr;  // a ContextVar of ints; what the ints mean, Python knows
+  std::atomic<const FileRules*> newest_rules{nullptr};
+  CallSites<CodeIdentity, CodeIdentity> sites;  // of threads that hold the GIL
+  bool tags_used = false;                       // set for ever by the first tag: asking a context for what it has not is 100 ns
+  PyObject* tag_variable = nullptr;             // a ContextVar of ints; what the ints mean, Python knows
 
   static bool holds_gil() noexcept { return thread_with_gil() != nullptr; }
+
+  // Who frees. That is asked where something is wrong with a free, so without the GIL it is not worth a walk.
+  Provenance freeing(std::uint8_t framework, Track track) noexcept {
+    if (holds_gil()) return capture(framework, track);
+    Provenance who;
+    who.framework = framework;
+    return who;
+  }
 
   Provenance capture(std::uint8_t framework, Track track) noexcept {
     Provenance who;
@@ -83,15 +95,32 @@ class Origin {
     // After the interpreter has ended nobody may ask it for the state of a thread.
     if (track == Track::off || !process->running()) return who;
     PyThreadState* const thread = thread_with_gil();
-    if (thread == nullptr) return who;
+    if (thread == nullptr) {
+      if (track == Track::sites) who.site = site_without_gil();
+      return who;
+    }
     PyObject* tag = nullptr;
     if (tags_used && PyContextVar_Get(tag_variable, nullptr, &tag) == 0 && tag != nullptr) {
       who.tag = static_cast<std::uint32_t>(PyLong_AsLong(tag));
       Py_DECREF(tag);
     }
-    if (track == Track::sites) who.site = sites.capture(thread);
+    if (track == Track::sites) {
+      who.site = sites.capture(thread);
+      if (who.site == Sites::kNative) [[unlikely]]
+        who.site = native_thread();
+    }
     return who;
   }
+
+ private:
+  // Of this thread's own frames (docs/design/call_sites.md): takes no reference, calls nothing of Python's, waits for nobody who may
+  // wait for the GIL.
+  std::uint32_t site_without_gil() noexcept;
+  // The name of a thread that runs no Python, if it has one of its own.
+  std::uint32_t native_thread() noexcept;
+
+  Process& process_;
+  PyInterpreterState* const main_;
 };
 
 Origin* new_origin(Process* process, PyObject* tag_variable);

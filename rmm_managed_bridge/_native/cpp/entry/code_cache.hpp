@@ -14,7 +14,7 @@
 namespace rmm_bridge {
 
 // Sets of four: with one entry each, two of forty frames share a place most of the time.
-template <typename Value, std::size_t kSets>
+template <typename Value, std::size_t kSets, typename Identity>
 class CodeCache {
  public:
   // Null: not known.
@@ -27,8 +27,8 @@ class CodeCache {
   }
 
   void put(PyCodeObject* code, int instruction, Value value) noexcept {
-    CodeIdentity identity;
-    if (!identity.take(code)) return;
+    Identity identity;
+    if (!identity.take(code, instruction)) return;
     auto& set = sets_[set_of(code, instruction)];
     Entry* entry = &set[turn_++ % kWays];
     for (Entry& each : set) {
@@ -55,7 +55,7 @@ class CodeCache {
     const PyCodeObject* code = nullptr;
     int instruction = 0;
     Value value{};
-    CodeIdentity identity;
+    Identity identity;
   };
 
   static std::size_t set_of(const PyCodeObject* code, int instruction) noexcept {

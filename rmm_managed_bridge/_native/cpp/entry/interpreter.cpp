@@ -55,6 +55,7 @@ void after_fork_in_child() {
   connected->unlock_after_fork();
   connected->forks.become_child();  // before anything reads an array
   connected->background.forget_in_child();
+  connected->reading.forget_in_child();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
   if (connected->had_pools() || connected->driver.loaded) connected->become_child();
 }
@@ -83,6 +84,7 @@ void connect_interpreter(Process* process, void (*closed)(), void (*warnings)(),
 
 void begin_exit(Process* process) {
   process->begin_exit();
+  process->reading.close();
   PyThreadState* const state = PyEval_SaveThread();
   process->background.stop(std::chrono::seconds(5));
   PyEval_RestoreThread(state);

@@ -7,7 +7,7 @@
 
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030E0000
+#if PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
 #define BRIDGE_READS_FRAMES 1
 #ifndef Py_BUILD_CORE
 #define Py_BUILD_CORE 1
@@ -26,7 +26,8 @@
 namespace rmm_bridge {
 
 // Calls `visit(code, instruction)` until it returns true; `instruction` is an offset as PyCode_Addr2Line takes it. True if it
-// did. The references are borrowed: with the GIL held, and while `visit` runs no Python, the frames stay.
+// did. The references are borrowed: while `visit` runs no Python, and this thread is in a C call, its frames stay. Where they are read
+// through frame objects, with the GIL only.
 #ifdef BRIDGE_READS_FRAMES
 template <typename Visit>
 [[gnu::always_inline]] inline bool visit_frames(PyThreadState* thread, Visit visit) {

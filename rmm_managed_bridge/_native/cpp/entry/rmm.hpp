@@ -157,7 +157,7 @@ class BridgeResource {
   friend void get_property(const BridgeResource&, cuda::mr::device_accessible) noexcept {}
 
  private:
-  Provenance who() noexcept { return origin_->capture(framework_, pool_->track()); }
+  Provenance who() noexcept { return origin_->freeing(framework_, pool_->track()); }
 
   void* take(CUstream stream, bool host_ordered, std::size_t bytes, std::size_t alignment) {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > kGranule) {

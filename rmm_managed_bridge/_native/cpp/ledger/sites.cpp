@@ -34,6 +34,22 @@ std::uint32_t Sites::intern_via(std::uint32_t site, std::uint32_t via) noexcept 
   }
 }
 
+std::uint32_t Sites::intern_thread(std::string_view name) noexcept {
+  std::scoped_lock lock(lock_);
+  try {
+    const std::string file = "native thread " + std::string(name);
+    const Text text{file, 1}, nothing{{}, 1};
+    const Name *known = find(text), *function = find(nothing);
+    const bool there = known != nullptr && function != nullptr && index_.contains({known, function, 0});
+    if (!there && threads_ >= kMostThreads) return kNative;
+    const std::uint32_t id = add(text, nothing, 0, false);
+    if (!there && id != kOther) ++threads_;
+    return id == kOther ? kNative : id;
+  } catch (const std::bad_alloc&) {
+    return kNative;
+  }
+}
+
 std::uint32_t Sites::add(const Text& file, const Text& function, int line, bool library) {
   const Name* known_file = find(file);
   const Name* known_function = find(function);

@@ -56,6 +56,7 @@ class Sites {
   // on top of all lines.
   static constexpr std::size_t kMostLibrary = 1024;
   static constexpr std::size_t kMostPairs = 2048;
+  static constexpr std::size_t kMostThreads = 256;                // named ones that run no Python
   static constexpr std::size_t kLongestText = 4096;               // bytes, of a name
   static constexpr std::size_t kMostText = std::size_t{4} << 20;  // bytes, of all
 
@@ -74,6 +75,9 @@ class Sites {
 
   // The id of the line `site` where it went through the line `via`. Just `site` without room or memory: its line is worth more.
   std::uint32_t intern_via(std::uint32_t site, std::uint32_t via) noexcept;
+
+  // The id of a thread that runs no Python, by its name. kNative without room or memory.
+  std::uint32_t intern_thread(std::string_view name) noexcept;
 
   // Empty texts for kNative and kOther.
   Site at(std::uint32_t id) noexcept;
@@ -125,6 +129,7 @@ class Sites {
   std::size_t generated_ = 0;
   std::size_t library_ = 0;
   std::size_t pairs_ = 0;
+  std::size_t threads_ = 0;
 };
 
 }  // namespace rmm_bridge

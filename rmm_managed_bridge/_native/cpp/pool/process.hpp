@@ -13,6 +13,7 @@
 
 #include "base/background_thread.hpp"
 #include "base/clock.hpp"
+#include "base/gate.hpp"
 #include "base/memory_limits.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
@@ -51,6 +52,7 @@ struct Process {
   BlockTables block_tables;
   Ledger ledger;
   Sites sites;
+  Gate reading;  // of Python frames without the GIL: closes before the interpreter ends
   Budgets budgets;
   History history;
   PendingWarnings warnings;
@@ -122,6 +124,7 @@ struct Process {
   // it does not have. Otherwise a thread holds one at most, or a pool's and then one of its lanes' or events', or one of a
   // ledger's shards' and then the peak scopes' or the levels'.
   void lock_for_fork() noexcept {
+    reading.lock_for_fork().lock();
     locks_lock_.lock();
     for (ForkLocks* pool : locks_) pool->lock_for_fork();
     ledger.for_each_lock([](auto& lock) { lock.lock(); });
@@ -144,6 +147,7 @@ struct Process {
     ledger.for_each_lock([](auto& lock) { lock.unlock(); });
     for (ForkLocks* pool : locks_) pool->unlock_after_fork();
     locks_lock_.unlock();
+    reading.lock_for_fork().unlock();
   }
 
   // In a forked child of a process with pools or a driver, before it has a second thread. The pools that there are stay the
