@@ -1,6 +1,7 @@
 """Records of one thing: a block, a holder, a pool, an event. Each can be a row of a table."""
 
 import re
+import sys
 from typing import Literal, NamedTuple
 
 from rmm_managed_bridge.errors import ConfigError, shown
@@ -8,6 +9,9 @@ from rmm_managed_bridge.units import format_bytes
 
 GroupKey = Literal["framework", "tag", "site", "device", "kind"]
 GROUP_KEYS: tuple[GroupKey, ...] = ("framework", "tag", "site", "device", "kind")
+
+
+_CELL = re.compile(r"^<ipython-input-|/ipykernel_\d+/")
 
 
 class CallSite(NamedTuple):
@@ -31,13 +35,23 @@ class CallSite(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``file:line``, by which sites are told apart where they are summed."""
-        return self.file if self.line == 0 else f"{self.file}:{self.line}"
+        """``file:line``, by which sites are told apart where they are summed; of a notebook's cell, ``In [3]:line``."""
+        return self.file if self.line == 0 else f"{_cell(self.file) or self.file}:{self.line}"
 
     def __str__(self) -> str:
         if self.library:
             return f"{self.place} (library)"
         return self.place if self.via is None else f"{self.place} ({self.function}) via {_in_package(self.via.place)}"
+
+
+def _cell(file: str) -> str | None:
+    """Return what IPython shows a cell as, in the process that ran it: nobody has seen the file that it is named as."""
+    if not _CELL.search(file) or (ipython := sys.modules.get("IPython")) is None:
+        return None
+    compiler = getattr(ipython.get_ipython(), "compile", None)
+    ask = getattr(compiler, "format_code_name", None)
+    label = None if ask is None else ask(file)  # ("Cell", "In[3]")
+    return None if label is None else label[1].replace("In[", "In [")
 
 
 def _in_package(place: str) -> str:

@@ -1,6 +1,7 @@
 """The line that a call site names is the program's own, wherever a library has its part in it."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -199,6 +200,7 @@ def test_the_command_line_runs_as_a_program(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=program_environment(),
+        cwd=tmp_path,
         check=False,
     )
     assert json.loads(must_succeed(done)) == ["<string>", 11, "<module>", None, False]
@@ -240,6 +242,7 @@ def test_an_installed_application_is_the_program(how: str, tmp_path: Path) -> No
         capture_output=True,
         text=True,
         env=environment,
+        cwd=tmp_path,
         check=False,
     )
     found = [json.loads(line) for line in must_succeed(done).splitlines()]
@@ -314,3 +317,32 @@ def test_through_pandas_the_bytes_are_on_the_programs_lines() -> None:
     (merged, inner) = found
     assert (merged[1], inner[1:4]) == (15, [17, "<lambda>", None])
     assert "/site-packages/pandas/" in merged[3]
+
+
+def test_cells_of_a_notebook_have_the_number_that_it_shows() -> None:
+    """In a terminal and in a kernel, where they have names of files; in a function of another cell, and on its line."""
+    pytest.importorskip("IPython")
+    code = """
+        from IPython.core.interactiveshell import InteractiveShell
+        import IPython.core.compilerop, sys
+
+        class Compiler(IPython.core.compilerop.CachingCompiler):
+            def get_code_name(self, raw_code, code, number):
+                return f"/tmp/ipykernel_7/{hash(raw_code)}.py" if sys.argv[1] == "kernel" else super().get_code_name(
+                    raw_code, code, number)
+
+        InteractiveShell.compiler_class = Compiler
+        shell = InteractiveShell.instance()
+        for cell in (
+            "import numpy as np, rmm_managed_bridge as bridge\\nbridge.install('host')",
+            "def make():\\n    return np.empty(9)",
+            "a = make()\\nb = np.ones(9)",
+            "print(bridge.allocation_of(a).site.place, bridge.allocation_of(b).site)",
+            "print('In [2]:2' in bridge.stats().by('site'), 'In [2]:2' in str(bridge.snapshot()))",
+        ):
+            shell.run_cell(cell, store_history=True).raise_error()
+    """
+    for where in "terminal", "kernel":
+        out = must_succeed(run_python(code, where, options=("-W", "ignore")))
+        shown = r"In \[2\]:2 In \[3\]:2 \(<module>\) via numpy/_core/numeric.py:\d+\nTrue True\n$"
+        assert re.search(shown, out), out
