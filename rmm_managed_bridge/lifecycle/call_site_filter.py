@@ -13,10 +13,13 @@ from rmm_managed_bridge._native import process
 from rmm_managed_bridge.errors import warn_user
 
 _OURS = Path(__file__).parents[1]
+_rules_are_set = False
 
 
 def set_file_rules(libraries: Iterable[str]) -> None:
-    """Tell the native code whose files are whose: `libraries` as `install` takes them, before what `main` is."""
+    """Tell the native code whose files are whose: `libraries` as `install` takes them, before what ``__main__`` is."""
+    global _rules_are_set
+    _rules_are_set = True
     hidden, program = _of_the_bridge()
     rules = dict.fromkeys(hidden, "hidden") | dict.fromkeys(program, "program")
     for prefix in _standard_library():
@@ -35,6 +38,12 @@ def set_file_rules(libraries: Iterable[str]) -> None:
     )
     if unknown:
         warn_user(f"libraries: there is no module or folder {', '.join(unknown)}; its name may be misspelt")
+
+
+def ensure_file_rules() -> None:
+    """Set the rules where nothing was installed that has."""
+    if not _rules_are_set:
+        set_file_rules(())
 
 
 def _of_the_bridge() -> tuple[list[str], list[str]]:

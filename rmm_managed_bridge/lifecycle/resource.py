@@ -12,6 +12,7 @@ from rmm_managed_bridge._native import process as native_process
 from rmm_managed_bridge.config import read_config
 from rmm_managed_bridge.errors import BackendError, ConfigError, shown
 from rmm_managed_bridge.lifecycle import forks
+from rmm_managed_bridge.lifecycle.call_site_filter import ensure_file_rules
 from rmm_managed_bridge.machine import advise_hugepages
 
 # The order matters: `import rmm` loads librmm.so, which this module is linked to by name.
@@ -97,7 +98,7 @@ class ManagedBridgeResource(NativeBridgeResource):
     Notes
     -----
     Threads: all methods may be called from any thread. C++ code that calls the resource without the GIL is recorded
-    with the call site ``"native"``.
+    with the call site of the Python code that called it, and without a tag.
 
     Streams: a block is safe for work enqueued on the stream it was allocated on, from then on. It goes back in the
     order of the stream that `deallocate` names. Under ``install(hints="device")`` new blocks of managed memory are
@@ -142,6 +143,7 @@ class ManagedBridgeResource(NativeBridgeResource):
                 )
             populate = populate and not isinstance(stack, rmm.mr.PrefetchResourceAdaptor)  # which does so on its own
             stack = getattr(stack, "upstream_mr", None)
+        ensure_file_rules()
         # The environment is for `install`: what is constructed has what it was given.
         config = read_config(
             track=track,
