@@ -1,5 +1,6 @@
 """Whose files are whose, so that a call site names the line that a user would look for: one of the program's own."""
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -7,12 +8,12 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 
 from rmm_managed_bridge._native import process
 from rmm_managed_bridge.errors import warn_user
 
 _OURS = Path(__file__).parents[1]
+_INSTALLED = ("site-packages", "dist-packages")
 _rules_are_set = False
 
 
@@ -24,7 +25,9 @@ def set_file_rules(libraries: Iterable[str]) -> None:
     rules = dict.fromkeys(hidden, "hidden") | dict.fromkeys(program, "program")
     for prefix in _standard_library():
         rules.setdefault(prefix, "library")
-    for prefix in _distribution_of(sys.modules.get("__main__")):
+    main = sys.modules.get("__main__")
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    for prefix in _of_the_distribution(getattr(main, "__file__", None) or "", module):
         rules.setdefault(prefix, "program")
     unknown = []
     for each in libraries:
@@ -87,35 +90,45 @@ def _prefix_of(path: Path) -> Iterator[str]:
         yield str(path)
 
 
-def _distribution_of(main: ModuleType | None) -> Iterator[str]:
-    """Yield the packages and modules of the distribution that was started: by ``-m``, or as an installed command."""
+@functools.cache
+def _of_the_distribution(main: str, module: str | None) -> tuple[str, ...]:
+    """Return the packages and modules of what was started: by ``-m``, as a module, or as an installed command."""
+    return tuple(_find_distribution(Path(main), module))
+
+
+def _find_distribution(file: Path, module: str | None) -> Iterator[str]:
     distribution = None
-    file = Path(getattr(main, "__file__", None) or "")
-    if (spec := getattr(main, "__spec__", None)) is not None:
-        distribution = _providing(spec.name.partition(".")[0], spec.origin)
+    if module is not None:
+        if not any(part in _INSTALLED for part in file.parts):
+            return  # of the standard library, or the program's anyway
+        distribution = _recording(file)
+        if distribution is None:  # as a package manager of the system installs it
+            yield from _files_of(module.partition(".")[0])
     elif str(file.parent) == sysconfig.get_path("scripts"):
         for entry in importlib.metadata.entry_points(group="console_scripts", name=file.name):
             distribution = entry.dist
     if distribution is None or distribution.files is None:
         return
-    modules = {PurePosixPath(file) for file in distribution.files if file.suffix == ".py"}
+    sources = {PurePosixPath(each) for each in distribution.files if each.suffix == ".py"}
     found = set()
-    for module in modules:
+    for source in sources:
         # The outermost package: the folders above it may be other distributions' too.
-        packages = [folder for folder in module.parents if folder / "__init__.py" in modules]
-        found.add(packages[-1] if packages else module)
+        packages = [folder for folder in source.parents if folder / "__init__.py" in sources]
+        found.add(packages[-1] if packages else source)
     for each in found:
         path = Path(str(distribution.locate_file(each)))
         if path != _OURS:
             yield from _prefix_of(path)
 
 
-def _providing(package: str, file: str | None) -> importlib.metadata.Distribution | None:
-    """Return the distribution that has this file of the top package `package`."""
-    if file is None or "-packages" not in file:
-        return None  # of the standard library, or the program's anyway
-    try:
-        return importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(package, ())
-        return importlib.metadata.distribution(names[0]) if names else None
+def _recording(file: Path) -> importlib.metadata.Distribution | None:
+    """Return the distribution that has this installed file.
+
+    The names of packages say little, and `importlib.metadata` would read all that is known of every distribution.
+    """
+    site = next(folder for folder in file.parents if folder.name in _INSTALLED)
+    line = f"\n{file.relative_to(site).as_posix()},"
+    for record in site.glob("*.dist-info/RECORD"):
+        if line in "\n" + record.read_text("utf-8", "replace"):
+            return importlib.metadata.PathDistribution(record.parent)
+    return None
