@@ -197,7 +197,8 @@ def test_threads_that_read_their_frames_as_the_interpreter_ends_end_quietly(tmp_
         from helpers import c_caller
         from rmm_managed_bridge._native import numpy_handler
 
-        bridge.install("host")
+        # What comes after the pool's end is the C library's: NumPy's is Python's, whose allocator is exchanged there.
+        bridge.install("host", numpy_scope="context")
         handler = c_caller.functions_of(numpy_handler.current())
         loop = ctypes.CDLL(sys.argv[1]).loop
         loop.argtypes = [ctypes.c_void_p] * 4
