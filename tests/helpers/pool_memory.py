@@ -283,9 +283,9 @@ class PoolMachine(StreamMachine):
                 attempt(use, block.bench, line.stream, block.ptr)
             assert self.fake.trace() == []
             assert [(bench.heap.numbers, bench.heap.live_count) for bench in self.benches] == numbers
-            self.check_mark(block)
 
         assert in_forked_child(action) == ""
+        self.check_mark(block)
 
     # --- waiting ---
 

@@ -272,14 +272,14 @@ INSIDE_CALLS = {
 FORK_SUITES = ["fork_devices", "fork_copies", "fork_sharing"]
 FORKS = {
     "a fork does not wait for the work on what it copies": Mutant(
-        "pool/fork_copy.cpp",
+        "pool/fork_copying.cpp",
         "const Ended ended = each.use.pool->events()->look(event);",
         "const Ended ended = Ended::yes;",
     ),
     "a fork reads what a device has by the CPU": Mutant(
-        "pool/fork_copy.cpp", "span->side == Side::gpu || (flags & Block::kShown) != 0", "false"
+        "pool/fork_copying.cpp", "span->side == Side::gpu || (flags & Block::kShown) != 0", "false"
     ),
-    "a fork copies what has not changed": Mutant("pool/fork_copy.cpp", "if (std::memcmp(to, from, step) != 0) {", "{"),
+    "a fork copies what has not changed": Mutant("pool/fork_copying.cpp", "if (std::memcmp(to, from, step) != 0) {", "{"),
     "a fork lets memory go back that it reads": Mutant(
         "pages/upstream_gate.hpp", "if (!gate_.closed_.load()) return;", "return;"
     ),
