@@ -279,7 +279,9 @@ FORKS = {
     "a fork reads what a device has by the CPU": Mutant(
         "pool/fork_copying.cpp", "span->side == Side::gpu || (flags & Block::kShown) != 0", "false"
     ),
-    "a fork copies what has not changed": Mutant("pool/fork_copying.cpp", "if (std::memcmp(to, from, step) != 0) {", "{"),
+    "a fork copies what has not changed": Mutant(
+        "pool/fork_copying.cpp", "if (std::memcmp(to, from, step) != 0) {", "{"
+    ),
     "a fork lets memory go back that it reads": Mutant(
         "pages/upstream_gate.hpp", "if (!gate_.closed_.load()) return;", "return;"
     ),
