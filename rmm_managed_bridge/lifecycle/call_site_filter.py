@@ -23,7 +23,7 @@ def set_file_rules(libraries: Iterable[str]) -> None:
     _rules_are_set = True
     hidden, program = _of_the_bridge()
     rules = dict.fromkeys(hidden, "hidden") | dict.fromkeys(program, "program")
-    for prefix in _standard_library():
+    for prefix in (*_standard_library(), *_installed_beside(tuple(sys.path))):
         rules.setdefault(prefix, "library")
     main = sys.modules.get("__main__")
     module = getattr(getattr(main, "__spec__", None), "name", None)
@@ -58,6 +58,22 @@ def _standard_library() -> set[str]:
     # As import says it: of an environment that is the folder of the interpreter it was made by.
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
     return {f"{folder}{os.sep}" for folder in folders}
+
+
+@functools.cache
+def _installed_beside(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what was installed into folders of other names (``pip install --target``), where a program may lie too."""
+    found: set[str] = set()
+    for folder in map(Path, folders):
+        if folder.name in _INSTALLED or not folder.is_dir():
+            continue
+        for record in folder.glob("*.dist-info/RECORD"):
+            lines = record.read_text("utf-8", "replace").splitlines()
+            tops = {line.partition(",")[0].partition("/")[0] for line in lines}
+            for top in tops:
+                if not top.startswith((".", "_")) and not top.endswith(".dist-info"):
+                    found.update(_prefix_of(folder / top))
+    return tuple(found)
 
 
 def _files_of(name: str) -> Iterator[str]:

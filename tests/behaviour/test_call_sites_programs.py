@@ -134,3 +134,27 @@ def test_a_resource_that_was_only_constructed_knows_whose_is_whose() -> None:
     own, library = found
     assert own[1:] == [14, "<module>", None, False]
     assert (library[0].rpartition("/")[2], library[3:]) == ("thread.py", [None, True])
+
+
+def test_what_is_installed_beside_the_program_is_a_library(tmp_path: Path) -> None:
+    """As `pip install --target .` does, for a function that is sent to others as one folder."""
+    (tmp_path / "brick.py").write_text(MAKE)
+    make_package(tmp_path, "bricks", {"wall.py": MAKE})
+    (tmp_path / "helping.py").write_text(
+        "import brick, bricks.wall\ndef make(): return brick.make(), bricks.wall.make()\n"
+    )
+    info = tmp_path / "bricks-1.0.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text("brick.py,,\nbricks/__init__.py,,\nbricks/wall.py,,\nbricks-1.0.dist-info/RECORD,,\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nimport helping, rmm_managed_bridge as bridge\n"
+        "bridge.install('host')\n"
+        "for array in helping.make():\n"
+        "    site = bridge.allocation_of(array).site\n"
+        "    print(os.path.basename(site.file), site.via and os.path.basename(site.via.file))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=program_environment(), check=False
+    )
+    assert must_succeed(done).splitlines() == ["helping.py brick.py", "helping.py wall.py"]
