@@ -29,6 +29,7 @@ from rmm_managed_bridge.hints.policy import using_hints
 from rmm_managed_bridge.hints.results import HintResult, HintSkip, Residency
 from rmm_managed_bridge.lifecycle.install import Bridge, install, uninstall
 from rmm_managed_bridge.lifecycle.installed import installed
+from rmm_managed_bridge.lifecycle.recorder import Recording, record
 from rmm_managed_bridge.machine import detect_backend
 from rmm_managed_bridge.overview import (
     allocation_of,
@@ -75,6 +76,7 @@ __all__ = [
     "Hints",
     "InstallError",
     "ManagedBridgeResource",
+    "Recording",
     "Residency",
     "Snapshot",
     "Stats",
@@ -102,6 +104,7 @@ __all__ = [
     "owns",
     "peak_scope",
     "prefetch",
+    "record",
     "record_events",
     "record_stream",
     "require_access",

@@ -20,7 +20,18 @@ MOST_WORDS = 30
 MOST_LINES = 4
 # What the bridge makes and hands out: nobody calls these, so they have no parameters to describe.
 MADE_BY_THE_BRIDGE = frozenset(
-    {"Allocation", "Bridge", "CallSite", "HintResult", "HintSkip", "Residency", "Snapshot", "Stats", "Status"}
+    {
+        "Allocation",
+        "Bridge",
+        "CallSite",
+        "HintResult",
+        "HintSkip",
+        "Recording",
+        "Residency",
+        "Snapshot",
+        "Stats",
+        "Status",
+    }
 )
 
 _FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.M | re.S)

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-FOLDERS = ("base", "driver", "pages", "ledger", "hints", "streams", "pool", "entry")
+FOLDERS = ("base", "driver", "pages", "ledger", "recording", "hints", "streams", "pool", "entry")
 """Each leans only on those before it, and on itself. _native/cpp/README.md lists them in this order."""
 
 # Header, folders or files that may include it, and why nobody else does.

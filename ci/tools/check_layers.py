@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arrays",),
     ("hints",),
     ("overview", "tags"),
-    ("adapters", "reports", "views"),
+    ("adapters", "recordings", "reports", "views"),
     ("lifecycle",),
     ("__init__",),  # below cli, which uses the public names as any other program does
     ("cli",),
@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 # (importer, imported) rooms that the order would let through.
 REFUSED: dict[tuple[str, str], str] = {
+    ("recordings", "_native"): "a recording is read where no bridge could be installed",
     ("reports", "_native"): "reports take records; let the caller read the ledger and pass what it read",
 }
 # Modules that may import a framework at module level, each with its reason; others must then import them lazily.

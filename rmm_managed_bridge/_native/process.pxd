@@ -147,6 +147,22 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         SiteTexts at(uint32_t id)
         size_t overhead_bytes()
 
+    cdef enum class TextKind(uint32_t):
+        tag
+        framework
+        about
+
+    cdef cppclass RecordingShape "rmm_bridge::Recording::Shape":
+        uint64_t event_count
+        uint64_t block_count
+        uint64_t text_bytes
+
+    cdef cppclass CRecording "rmm_bridge::Recording":
+        void name(TextKind kind, uint32_t number, uint32_t outer, const string& text)
+
+    cdef cppclass AtomicRecording "std::atomic<rmm_bridge::Recording*>":
+        CRecording* load()
+
     cdef enum class Phase(int):
         running
         forked
@@ -159,6 +175,7 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         CBudgets budgets
         CWarnings warnings
         CHistory history
+        AtomicRecording recording
         CDriver driver
         HugepageAdvice hugepages
         BackgroundThread background
@@ -177,6 +194,8 @@ cdef extern from "pool/tracked_pool.hpp" namespace "rmm_bridge" nogil:
         uint64_t populated_count()
         uint64_t populated_byte_count()
         void record_all_events(bool on)
+        void begin_recording(CRecording* file)
+        void end_recording()
         bool add_budget(uint32_t tag, uint32_t outer, int64_t limit_bytes) except +
 
     cdef enum class Refusal(int):

@@ -92,7 +92,14 @@ cdef uint8_t framework_number(str name) except? 255:
                 if number == 255:
                     raise BridgeError("more than 255 framework names; use one name for each framework")
                 _frameworks.append(name)
+                _record_name(TextKind.framework, number, 0, name)
     return number
+
+
+cdef _record_name(TextKind kind, number, outer, str name):
+    cdef CRecording* file = process.recording.load()
+    if file != NULL:
+        file.name(kind, number, outer, name.encode("utf-8", "surrogatepass"))
 
 
 def nested_tag(outer, str name, limit_bytes=None):
@@ -113,6 +120,7 @@ def nested_tag(outer, str name, limit_bytes=None):
             path = f"{_tags[outer]}/{name}" if outer else name
             _tags.append(_tags[outer] if name == OTHER_TAGS and _tags[outer].endswith(OTHER_TAGS) else path)
             _outer_tags.append(outer)
+            _record_name(TextKind.tag, number, outer, _tags[number])
     return number
 
 

@@ -20,6 +20,7 @@ from rmm_managed_bridge.lifecycle import forks, reinitialize
 from rmm_managed_bridge.lifecycle.call_site_filter import set_file_rules
 from rmm_managed_bridge.lifecycle.hooks import Hooks
 from rmm_managed_bridge.lifecycle.pools import HostPools, Pools, RmmPools, describe_survivors
+from rmm_managed_bridge.lifecycle.recorder import record_if_asked
 from rmm_managed_bridge.records import Status
 from rmm_managed_bridge.units import format_bytes
 
@@ -362,6 +363,7 @@ def install(
             reinitialize.watch(_around_reinitialize)
             forks.watch(config.fork, config.fork_limit)
             serve(bridge._pools.by_device)
+            record_if_asked()
         except BaseException:
             bridge._hooks.unhook()
             bridge._pools.detach()

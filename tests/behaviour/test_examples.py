@@ -3,6 +3,7 @@
 import doctest
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.behaviour("U4")
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """What docs/api/README.md says that each example begins with; some of them uninstall."""
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What docs/api/README.md says that each example begins with; some of them uninstall, and some make files."""
+    monkeypatch.chdir(tmp_path)
     bridge.install("host", frameworks=["numpy"])
     yield
     bridge.uninstall()

@@ -77,6 +77,7 @@ bridge.install("managed", initial_pool_size="256MiB")
 bridge.install("managed", initial_pool_size="256MiB")
 field = np.ones(1000, np.float32)
 """,
+    ("docs/guide/leaks.md", 'with bridge.record("program'): _HOST,
     ("docs/guide/memory.md", "x = np.ones("): _HOST,
     ("docs/guide/memory.md", "before = "): _HOST,
     ("docs/guide/memory.md", "bridge.reset_peak()"): _HOST,

@@ -1,5 +1,6 @@
 """What a type checker must say about the public names. Checked by mypy, never run."""
 
+from pathlib import Path
 from typing import Any, Literal, NoReturn, assert_type
 
 import numpy as np
@@ -33,6 +34,14 @@ def life() -> None:
     assert_type(bridge.status(), bridge.Status)
     assert_type(bridge.status().notes, tuple[str, ...])
     assert_type(bridge.detect_backend(), tuple[str, str])
+
+
+def recording() -> None:
+    """`record` gives a Recording, which is its own context manager."""
+    with bridge.record("a.rec", size="4MiB") as made:
+        assert_type(made, bridge.Recording)
+    assert_type(made.path, Path)
+    assert_type(made.active, bool)
 
 
 def resource(upstream: DeviceMemoryResource) -> None:

@@ -102,7 +102,7 @@ def test_layers_are_those_of_the_package_and_of_the_page() -> None:
     package = ROOT / "rmm_managed_bridge"
     rooms = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
     assert {room for layer in layers for room in layer} == rooms
-    assert len(rooms) <= 19, "a room of its own needs a reason: look for one that has the subject already"
+    assert len(rooms) <= 20, "a room of its own needs a reason: look for one that has the subject already"
     page = (ROOT / "docs" / "design" / "layers.md").read_text(encoding="utf-8")
     python, native = page.split("## C++")
     rows = [line.split("|")[2] for line in python.splitlines() if re.match(r"\| \d+ \|", line)]

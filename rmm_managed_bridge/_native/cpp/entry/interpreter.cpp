@@ -56,6 +56,7 @@ void after_fork_in_child() {
   connected->forks.become_child();  // before anything reads an array
   connected->background.forget_in_child();
   connected->reading.forget_in_child();
+  connected->leave_recording();
   // Without a pool there is nothing of the parent's to keep clear of: the child may start its own.
   if (connected->had_pools() || connected->driver.loaded) connected->become_child();
 }

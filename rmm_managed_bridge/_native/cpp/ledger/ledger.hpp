@@ -24,6 +24,8 @@ namespace rmm_bridge {
 class Ledger {
  public:
   using EntryId = std::uint32_t;  // 0: no entry
+  static constexpr std::uint32_t kShards = 16;
+  static std::uint32_t slot_of(EntryId id) noexcept { return id / kShards - 1; }  // of the shard id % kShards
 
   Ledger() = default;
   Ledger(const Ledger&) = delete;
@@ -140,6 +142,19 @@ class Ledger {
     }
   }
 
+  // Calls `visit(id, entry, key)` for each live entry, which cannot end meanwhile: under its shard's lock.
+  template <typename Visit>
+  void for_each_held(Visit visit) noexcept {
+    for (std::uint32_t mine = 0; mine < kShards; ++mine) {
+      Shard& shard = shards_[mine];
+      std::scoped_lock lock(shard.lock);
+      for (std::uint32_t slot = shard.inherited; slot < shard.used; ++slot) {
+        const Entry& entry = shard.at(slot);
+        if (entry.ptr != 0) visit((slot + 1) * kShards + mine, entry, shard.holders[entry.holder / kShards].key);
+      }
+    }
+  }
+
   // Calls `visit(key, usage)` once for each holder ever seen: the sum over its shards.
   template <typename Visit>
   void for_each_holder(Visit visit) {
@@ -182,6 +197,9 @@ class Ledger {
     note_peak(current_bytes());
     return all_.peak_bytes.load(std::memory_order_relaxed);
   }
+
+  // Without what shards have not published.
+  std::int64_t published_peak_bytes() const noexcept { return all_.peak_bytes.load(std::memory_order_relaxed); }
 
   void reset_peak() noexcept {
     const auto reset = [](Level& level) { level.peak_bytes.store(level.bytes.load()); };
@@ -249,7 +267,6 @@ class Ledger {
   }
 
  private:
-  static constexpr std::uint32_t kShards = 16;
   static constexpr std::uint64_t kSerials = 64;  // taken at a time by a shard
 
   // The high-water mark is only looked for when bytes are about to go: between two frees the live bytes only grow,

@@ -57,4 +57,8 @@ void copy_entries(Process* process, std::vector<Entry>& entries) {
   process->ledger.for_each([&](const Entry& entry) { entries.push_back(entry); });
 }
 
+Recording* map_recording(Process* process, int file, const Recording::Shape& shape) {
+  return Recording::map(file, shape, process->ledger, process->sites);
+}
+
 }  // namespace rmm_bridge

@@ -22,5 +22,6 @@ bool owns_lane(TrackedPool* pool, unsigned short lane, const void* owner);
 void* retire_lane(TrackedPool* pool, unsigned short lane, void* owner, bool last);
 void copy_holders(Process* process, std::vector<HolderKey>& keys, std::vector<Usage>& usages);
 void copy_entries(Process* process, std::vector<Entry>& entries);
+Recording* map_recording(Process* process, int file, const Recording::Shape& shape);
 
 }  // namespace rmm_bridge

@@ -27,6 +27,7 @@
 #include "pages/hugepages.hpp"
 #include "pages/page_map.hpp"
 #include "pool/fork_state.hpp"
+#include "recording/recording.hpp"
 
 namespace rmm_bridge {
 
@@ -55,6 +56,7 @@ struct Process {
   Gate reading;  // of Python frames without the GIL: closes before the interpreter ends
   Budgets budgets;
   History history;
+  std::atomic<Recording*> recording{nullptr};  // the file that events go to
   PendingWarnings warnings;
   BackgroundThread background;
   MemoryLimits limits;
@@ -189,8 +191,28 @@ struct Process {
   Phase phase() const noexcept { return exiting() ? Phase::exiting : running() ? Phase::running : Phase::forked; }
   void begin_exit() noexcept { state_.fetch_or(kExiting); }
 
-  // Whether every allocation and free goes to the history.
-  bool recording() const noexcept { return (state_.load(std::memory_order_relaxed) & kRecording) != 0; }
+  // Whether somebody wants to know of every allocation and free.
+  bool noting() const noexcept { return (state_.load(std::memory_order_relaxed) & (kRecording | kWriting)) != 0; }
+  // Into the history, and into the file. `id` of the entry, where there is one.
+  void note(const HistoryEvent& event, Ledger::EntryId id = 0) noexcept {
+    const bool plain = event.action == Action::allocate || event.action == Action::deallocate || event.action == Action::resize;
+    if (!plain || (state_.load(std::memory_order_relaxed) & kRecording) != 0) history.add(event);
+    if (Recording* file = recording.load(std::memory_order_acquire)) file->add(event, id);
+  }
+  void begin_recording(Recording* file) noexcept {
+    recording.store(file, std::memory_order_release);
+    state_.fetch_or(kWriting);
+    file->add_live();
+  }
+  void end_recording() noexcept {
+    state_.fetch_and(~kWriting);
+    if (Recording* file = recording.exchange(nullptr)) file->end();
+  }
+  // In a forked child: the file is the parent's.
+  void leave_recording() noexcept {
+    state_.fetch_and(~kWriting);
+    recording.store(nullptr);
+  }
   void record_all_events(bool on) noexcept {
     if (on) {
       state_.fetch_or(kRecording);
@@ -207,7 +229,7 @@ struct Process {
   }
 
  private:
-  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8, kChild = 16;
+  static constexpr unsigned kForked = 1, kExiting = 2, kRecording = 4, kBudgets = 8, kChild = 16, kWriting = 32;
   std::atomic<unsigned> state_{0};
   bool parent_had_driver_ = false;  // written in a child before it has a second thread
   SpinLock locks_lock_;

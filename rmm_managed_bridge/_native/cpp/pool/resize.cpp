@@ -52,7 +52,7 @@ void* TrackedPool::reallocate(Process& process, void* ptr, std::size_t bytes, Re
     if (may_help && pool->relieved(bytes, attempt, false)) continue;
     process.failures.fetch_add(1, std::memory_order_relaxed);
     entry.bytes = bytes;
-    process.history.add({Action::failure, key, entry});
+    process.note({Action::failure, key, entry});
     return nullptr;
   }
   if (in_place) {
@@ -150,8 +150,8 @@ bool TrackedPool::account_resize(Ledger::EntryId id, void* from, void* to, std::
 
 void TrackedPool::record_resize(Ledger::EntryId id) noexcept {
   Entry entry;
-  if (id != 0 && process().recording() && process().ledger.read(id, entry)) {
-    process().history.add({Action::resize, process().ledger.key_of(entry.holder), entry});
+  if (id != 0 && process().noting() && process().ledger.read(id, entry)) {
+    process().note({Action::resize, process().ledger.key_of(entry.holder), entry}, id);
   }
 }
 

@@ -29,7 +29,7 @@ void* TrackedPool::allocate_slowly(Request request, KnownStream stream, Refusal&
   }
   if (refusal != Refusal::none) {
     process().failures.fetch_add(1, std::memory_order_relaxed);
-    process().history.add({Action::failure, key_for(request.who), entry_for(request, nullptr)});
+    process().note({Action::failure, key_for(request.who), entry_for(request, nullptr)});
     return nullptr;
   }
   populate(grant.fresh);
@@ -54,9 +54,10 @@ Refusal TrackedPool::take(const Request& request, const KnownStream& stream, Gra
       if (track_ != Track::off) {
         Entry entry = entry_for(request, grant.ptr);
         const HolderKey key = key_for(request.who);
-        grant.block->entry.store(process().ledger.open(entry, key), std::memory_order_release);
-        if (process().recording()) [[unlikely]] {
-          process().history.add({Action::allocate, key, entry});
+        const Ledger::EntryId id = process().ledger.open(entry, key);
+        grant.block->entry.store(id, std::memory_order_release);
+        if (process().noting()) [[unlikely]] {
+          process().note({Action::allocate, key, entry}, id);
         }
       }
       return Refusal::none;
@@ -110,22 +111,22 @@ Freed TrackedPool::refuse_free(Process& process, Freed why, void* ptr, std::uint
   event.entry.time_ns = coarse_time_ns();
   event.entry.thread = native_thread_id();
   event.stated_bytes = stated_bytes == kUnstated ? 0 : stated_bytes;
-  process.history.add(event);
+  process.note(event);
   return why;
 }
 
 // Of a free that somebody has asked to know of, or that states another size than was recorded.
-void TrackedPool::tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept {
+void TrackedPool::tell_end(const Entry& entry, Ledger::EntryId id, std::uint64_t stated_bytes) noexcept {
   Process& all = process();
   const HolderKey key = all.ledger.key_of(entry.holder);
   all.budgets.charge(key.tag, -static_cast<std::int64_t>(entry.bytes));
   if (debug()) remember_end(entry);
   if (stated_bytes != kUnstated && stated_bytes != entry.bytes) {
     all.size_mismatches.fetch_add(1, std::memory_order_relaxed);
-    all.history.add({Action::size_mismatch, key, entry, stated_bytes});
+    all.note({Action::size_mismatch, key, entry, stated_bytes});
   }
-  if (all.recording()) {
-    all.history.add({Action::deallocate, key, entry, stated_bytes == kUnstated ? 0 : stated_bytes});
+  if (all.noting()) {
+    all.note({Action::deallocate, key, entry, stated_bytes == kUnstated ? 0 : stated_bytes}, id);
   }
 }
 
@@ -162,7 +163,7 @@ void TrackedPool::damaged(PendingWarning::Kind kind, const char* ptr, std::size_
     if (auto found = endings_.find(warning.entry.ptr); found != endings_.end()) warning.entry = found->second;
   }
   if (warning.entry.serial != 0) warning.who = process().ledger.key_of(warning.entry.holder);
-  process().history.add({Action::damage, warning.who, warning.entry});
+  process().note({Action::damage, warning.who, warning.entry});
   process().warn(warning);
 }
 

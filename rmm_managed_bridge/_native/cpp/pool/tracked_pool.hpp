@@ -139,7 +139,7 @@ class TrackedPool : public Pool, public BackgroundTask {
           told = entry;
       });
       if (told) [[unlikely]]
-        pool->tell_end(*told, stated_bytes);
+        pool->tell_end(*told, id, stated_bytes);
     } else {
       flags = block.flags.exchange(0, std::memory_order_acq_rel);
     }
@@ -246,7 +246,7 @@ class TrackedPool : public Pool, public BackgroundTask {
   void end_hints(void* ptr) noexcept;
 
   void close_soon(std::size_t freed_bytes) noexcept;
-  void tell_end(const Entry& entry, std::uint64_t stated_bytes) noexcept;
+  void tell_end(const Entry& entry, Ledger::EntryId id, std::uint64_t stated_bytes) noexcept;
   void remember_end(const Entry& entry) noexcept;
   void forget_end(const char* ptr) noexcept override;
   void damaged(PendingWarning::Kind kind, const char* ptr, std::size_t bytes, std::ptrdiff_t offset) noexcept override;
