@@ -6,6 +6,14 @@ import click
 
 from rmm_managed_bridge.cli.demo.command import demo
 from rmm_managed_bridge.cli.info import info
+from rmm_managed_bridge.cli.recording.compare import compare
+from rmm_managed_bridge.cli.recording.leaks import leaks
+from rmm_managed_bridge.cli.recording.live import live
+from rmm_managed_bridge.cli.recording.peak import peak
+from rmm_managed_bridge.cli.recording.stats import stats
+from rmm_managed_bridge.cli.recording.timeline import timeline
+from rmm_managed_bridge.cli.recording.where import where
+from rmm_managed_bridge.cli.run import run
 from rmm_managed_bridge.errors import BridgeError
 
 __all__ = ["main"]
@@ -36,12 +44,12 @@ def rmm_bridge() -> None:
     """One RMM managed-memory pool behind NumPy, CuPy and Warp, that knows who allocated every byte."""
 
 
-rmm_bridge.add_command(demo)
-rmm_bridge.add_command(info)
+for _verb in (run, stats, peak, leaks, timeline, compare, where, live, info, demo):
+    rmm_bridge.add_command(_verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0, 1 if it failed, 2 if it was misused, 130 if it was interrupted.
+    """Run one verb and return the exit code, as docs/guide/command_line.md has it.
 
     Parameters
     ----------

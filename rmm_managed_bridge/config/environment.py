@@ -7,7 +7,7 @@ __all__ = ["PREFIX", "settings_in", "unknown_in"]
 
 PREFIX = "RMM_BRIDGE_"
 # Not arguments of `install`: what tests and measurements set, and what `record` reads.
-_INTERNAL = frozenset({"RMM_BRIDGE_DRIVER_LIBRARY", "RMM_BRIDGE_RECORD", "RMM_BRIDGE_RECORD_OWNER"})
+_INTERNAL = frozenset({f"{PREFIX}{name}" for name in ("DRIVER_LIBRARY", "RECORD", "RECORD_SIZE", "RECORD_OWNER")})
 _ALIKE = 0.6
 
 

@@ -15,9 +15,10 @@ from rmm_managed_bridge._native import recording as native_recording
 from rmm_managed_bridge.errors import BridgeError, ConfigError, shown
 from rmm_managed_bridge.units import format_bytes, parse_bytes
 
-__all__ = ["VARIABLE", "Recording", "record", "record_if_asked"]
+__all__ = ["OWNER_VARIABLE", "VARIABLE", "Recording", "expanded", "record", "record_if_asked"]
 
 VARIABLE = "RMM_BRIDGE_RECORD"
+SIZE_VARIABLE = "RMM_BRIDGE_RECORD_SIZE"
 OWNER_VARIABLE = "RMM_BRIDGE_RECORD_OWNER"
 """Set by the process that records because of `VARIABLE`, for those that it starts."""
 
@@ -133,7 +134,7 @@ def record(path: str | os.PathLike[str], *, size: int | str = _DEFAULT_SIZE) -> 
     with _lock:
         if _current is not None:
             raise BridgeError(f"this process records into {_current.path} already; stop() that first")
-        file_path = _expanded(path)
+        file_path = expanded(path, os.getpid())
         event_count, block_count, text_bytes = _shape(size)
         file_bytes = _HEADER_BYTES + (event_count + block_count) * _PLACE_BYTES + _HOLDER_BYTES + text_bytes
         file = _create(file_path, file_bytes)
@@ -168,8 +169,9 @@ def record_if_asked(environment: MutableMapping[str, str] = os.environ) -> Recor
             return None
         if environment.get(OWNER_VARIABLE, "") and "%p" not in path.replace("%%", ""):
             path += ".%p"
+        size = environment.get(SIZE_VARIABLE) or _DEFAULT_SIZE
         try:
-            recording = record(path)
+            recording = record(path, size=size)
         except BridgeError as error:
             raise type(error)(f"{VARIABLE}: {error}") from None
         environment[OWNER_VARIABLE] = str(os.getpid())
@@ -181,7 +183,8 @@ def _stop_current() -> None:
         recording.stop()
 
 
-def _expanded(path: str | os.PathLike[str]) -> Path:
+def expanded(path: str | os.PathLike[str], pid: int) -> Path:
+    """Return the file that the process `pid` records into when it is told `path`."""
     try:
         text: object = os.fspath(path)
     except TypeError:
@@ -190,7 +193,7 @@ def _expanded(path: str | os.PathLike[str]) -> Path:
         raise ConfigError(f'path={shown(path)} is no name of a file; write record("program.rec")')
 
     def meant(found: re.Match[str]) -> str:
-        return {"p": str(os.getpid()), "h": platform.node().replace("/", "_"), "%": "%"}.get(found[1], found[0])
+        return {"p": str(pid), "h": platform.node().replace("/", "_"), "%": "%"}.get(found[1], found[0])
 
     return Path(re.sub("%(.)", meant, text)).absolute()
 

@@ -29,10 +29,10 @@ from rmm_managed_bridge.recordings.texts import read_names
 _HALF = np.uint64(0xFFFFFFFF)
 
 
-def read(path: str | os.PathLike[str]) -> Content:
+def read(path: str | os.PathLike[str], *, with_events: bool = True) -> Content:
     """Return what is in a recording: of a program that has ended, was killed, or still runs.
 
-    Takes memory for what is in the file, and no more than a few times the size that it has.
+    Takes memory for what is in the file, and no more than a few times the size that it has. Without events it is fast.
 
     Raises
     ------
@@ -53,18 +53,18 @@ def read(path: str | os.PathLike[str]) -> Content:
     try:
         header = read_header(bytes(view[:HEADER_BYTES]))
         _require_shape(name, header)
-        return _content(name, header, view)
+        return _content(name, header, view, with_events)
     finally:
         view.release()
         data.close()
 
 
-def _content(name: Path, header: Header, view: memoryview) -> Content:
+def _content(name: Path, header: Header, view: memoryview, with_events: bool) -> Content:
     notes = []
     if len(view) < header.file_bytes:
         notes.append(f"the file was cut: it has {len(view)} of {header.file_bytes} bytes")
     blocks = _blocks(header, view)
-    events, damaged = _events(header, view)
+    events, damaged = _events(header, view) if with_events else (np.empty(0, EVENT), 0)
     if damaged:
         notes.append(f"{damaged} events are damaged and left out")
     used = min(header.text_used, header.text_bytes)
