@@ -13,19 +13,18 @@ def main(how: str, what: str, arguments: list[str]) -> None:
     """Install, and run the program until its end."""
     import rmm_managed_bridge as bridge
 
+    sys.argv = [what if how != "code" else "-c", *arguments]
     try:
         bridge.install()
     except BridgeError as error:
         sys.exit(f"rmm-bridge: {error}")
     try:
         if how == "script":
-            _run_script(what, arguments)
+            _run_script(what)
         elif how == "module":
-            sys.argv = [what, *arguments]
             sys.path[0] = os.getcwd()  # noqa: PTH109 - as python -m has it
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
-            sys.argv = ["-c", *arguments]
             sys.path[0] = ""
             exec(compile(what, "<string>", "exec"), _fresh_main())
     except SystemExit:
@@ -38,12 +37,11 @@ def main(how: str, what: str, arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _run_script(name: str, arguments: list[str]) -> None:
+def _run_script(name: str) -> None:
     path = Path(name)
     if not path.exists():
         print(f"rmm-bridge: can't open {name!r}: no such file", file=sys.stderr)
         sys.exit(2)
-    sys.argv = [name, *arguments]
     sys.path[0] = str(path.parent.resolve())
     runpy.run_path(name, run_name="__main__")
 

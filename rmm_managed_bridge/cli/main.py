@@ -10,6 +10,7 @@ from rmm_managed_bridge.cli.recording.compare import compare
 from rmm_managed_bridge.cli.recording.leaks import leaks
 from rmm_managed_bridge.cli.recording.live import live
 from rmm_managed_bridge.cli.recording.peak import peak
+from rmm_managed_bridge.cli.recording.report import report
 from rmm_managed_bridge.cli.recording.stats import stats
 from rmm_managed_bridge.cli.recording.timeline import timeline
 from rmm_managed_bridge.cli.recording.where import where
@@ -44,7 +45,7 @@ def rmm_bridge() -> None:
     """One RMM managed-memory pool behind NumPy, CuPy and Warp, that knows who allocated every byte."""
 
 
-for _verb in (run, stats, peak, leaks, timeline, compare, where, live, info, demo):
+for _verb in (run, stats, peak, leaks, timeline, compare, where, live, report, info, demo):
     rmm_bridge.add_command(_verb)
 
 

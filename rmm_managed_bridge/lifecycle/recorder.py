@@ -236,7 +236,7 @@ def _create(path: Path, size_bytes: int) -> int:
 
 def _about() -> Mapping[str, object]:
     return {
-        "arguments": list(sys.orig_argv),
+        "arguments": [str(argument) for argument in sys.argv],
         "python": platform.python_version(),
         "host": platform.node(),
         "folder": _folder(),
