@@ -7,6 +7,7 @@ import click
 from rmm_managed_bridge.cli.demo.command import demo
 from rmm_managed_bridge.cli.info import info
 from rmm_managed_bridge.cli.recording.compare import compare
+from rmm_managed_bridge.cli.recording.export import export
 from rmm_managed_bridge.cli.recording.leaks import leaks
 from rmm_managed_bridge.cli.recording.live import live
 from rmm_managed_bridge.cli.recording.peak import peak
@@ -45,7 +46,7 @@ def rmm_bridge() -> None:
     """One RMM managed-memory pool behind NumPy, CuPy and Warp, that knows who allocated every byte."""
 
 
-for _verb in (run, stats, peak, leaks, timeline, compare, where, live, report, info, demo):
+for _verb in (run, stats, peak, leaks, timeline, compare, where, live, report, export, info, demo):
     rmm_bridge.add_command(_verb)
 
 
