@@ -27,7 +27,9 @@ def start(int file, uint64_t event_count, uint64_t block_count, uint64_t text_by
     shape.block_count = block_count
     shape.text_bytes = text_bytes
     cdef string text = json.dumps(about).encode()
-    cdef CRecording* recording = map_recording(process, file, shape)
+    cdef CRecording* recording
+    with nogil:
+        recording = map_recording(process, file, shape)
     if recording == NULL:
         raise OSError(errno, os.strerror(errno))
     recording.name(TextKind.about, 0, 0, text)

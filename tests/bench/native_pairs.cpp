@@ -1,5 +1,7 @@
 // Allocate-and-free pairs straight on a host pool: the hot path without Python and without CUDA.
-//   native_pairs THREADS PAIRS off|counters
+//   native_pairs THREADS PAIRS off|counters|recorded
+#include <fcntl.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +13,20 @@
 
 using namespace rmm_bridge;
 
+namespace {
+
+// Into a file that is gone when the program ends.
+void record(Process& process) {
+  const Recording::Shape shape{1 << 20, 1 << 16, 1 << 20};
+  char path[] = "/tmp/native_pairs.XXXXXX";
+  const int file = mkstemp(path);
+  if (file < 0 || posix_fallocate(file, 0, static_cast<off_t>(shape.file_bytes())) != 0) std::exit(3);
+  unlink(path);
+  process.begin_recording(Recording::map(file, shape, process.ledger, process.sites));
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   const int threads = std::atoi(argv[1]);
@@ -18,6 +34,7 @@ int main(int argc, char** argv) {
   auto& process = *new Process();
   auto& pool = *new TrackedPool(process, std::make_unique<HostUpstream>(), nullptr, nullptr, PoolOptions{}, -1, 0,
                                 std::strcmp(argv[3], "off") == 0 ? Track::off : Track::counters);
+  if (std::strcmp(argv[3], "recorded") == 0) record(process);
   const auto work = [&] {
     Request request;
     request.bytes = 1024;
