@@ -183,9 +183,10 @@ def by_line(holders: list[Holder]) -> list[tuple[CallSite, str, int, int]]:
     """Return (site, frameworks, bytes, count) for each line, most first: one line may be several holders."""
     sums: dict[CallSite, tuple[set[str], int, int]] = {}
     for holder in holders:
-        frameworks, size, count = sums.get(holder.site, (set(), 0, 0))
+        line = holder.site._replace(via=None)
+        frameworks, size, count = sums.get(line, (set(), 0, 0))
         total = (frameworks | {holder.framework}, size + holder.current_bytes, count + holder.current_count)
-        sums[holder.site] = total
+        sums[line] = total
     rows = [(site, ", ".join(sorted(who)), size, count) for site, (who, size, count) in sums.items()]
     return sorted(rows, key=lambda row: -row[2])
 

@@ -61,7 +61,10 @@ def read_names(data: memoryview) -> Names:
             file_bytes = int(record["file_bytes"])
             if number > 1:
                 file, function = _text(text[:file_bytes]), _text(text[file_bytes:])
-                names.sites[number] = CallSite(file, int(record["line"]), function)
+                via = names.sites.get(int(record["via"])) if record["via"] else None  # written before it
+                if via is not None and via.via is not None:
+                    via = via._replace(via=None)  # damage: a line goes through one other
+                names.sites[number] = CallSite(file, int(record["line"]), function, via, bool(record["flags"] & 1))
         elif kind == TEXT_TAG:
             names.tags[number] = _text(text)
         elif kind == TEXT_FRAMEWORK:

@@ -40,6 +40,7 @@ def test_it_tells_what_the_ledger_tells(tmp_path: Path) -> None:
         found = {each.serial: each for each in content.snapshot().allocations}
         for each in now.allocations:
             assert found[each.serial] == each
+        assert {each.site.via.function for each in found.values() if each.site.via} == {"ones"}
         assert content.current_bytes == now.current_bytes
         assert content.ended and content.notes == () and content.forgotten_count == 0
         mine = content.events[content.events["serial"] == bridge.allocation_of(z).serial]

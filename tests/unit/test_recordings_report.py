@@ -49,7 +49,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / f"{_EVIL.replace('/', '-')[:40]}.rec"
     with bridge.installed("host", maximum_pool_size="256MiB"), bridge.record(path, size="4MiB"):
         namespace: dict[str, object] = {"np": np}
-        exec(compile("def make(n):\n    return np.empty(n)", f"{_EVIL}.py", "exec"), namespace)
+        exec(compile("def make(n):\n    return np.empty(n)", f"program {_EVIL}.py", "exec"), namespace)
         make = namespace["make"]
         assert callable(make)
         with bridge.tag("outer"), bridge.tag(_EVIL.replace("/", "|")):
@@ -76,7 +76,7 @@ def test_the_page_is_whole_and_loads_nothing(recorded: Path) -> None:
 
 def test_names_are_text(recorded: Path) -> None:
     page = Page(report_page(read(recorded)))
-    assert any(word.startswith(f"{_EVIL}.py:2") for word in page.words)
+    assert any(word.startswith(f"program {_EVIL}.py:2") for word in page.words)
     titles = [attributes.get("title") or "" for tag, attributes in page.tags if tag == "button"]
     assert any(title.startswith(f"tag {_EVIL.replace('/', '|')}") for title in titles)
 

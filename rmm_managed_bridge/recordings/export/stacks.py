@@ -10,7 +10,8 @@ def stack_of(holder: Holder) -> list[str]:
     site = holder.site
     tags = [f"tag {part}" for part in holder.tag.split("/")] if holder.tag else []
     line = f"{site.function} ({site.file}:{site.line})" if site.line else site.file
-    return [holder.framework, *tags, line]
+    via = [f"via {site.via.function} ({site.via.place})"] if site.via is not None else []
+    return [holder.framework, *tags, line, *via]
 
 
 def stacks(holders: Sequence[Holder]) -> dict[tuple[str, ...], tuple[int, int]]:

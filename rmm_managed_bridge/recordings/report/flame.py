@@ -27,7 +27,8 @@ def path_of(holder: Holder) -> list[str]:
     site = holder.site
     tags = [f"tag {part}" for part in holder.tag.split("/")] if holder.tag else []
     line = [f"{site.function}:{site.line}"] if site.line else []
-    return [holder.framework, *tags[:_DEEPEST], site.file, *line]
+    via = [f"via {site.via.place}"] if site.via is not None else []
+    return [holder.framework, *tags[:_DEEPEST], site.file, *line, *via]
 
 
 def tree_of(holders: Sequence[Holder]) -> Box:
@@ -53,7 +54,7 @@ def flame(holders: Sequence[Holder]) -> str:
 def _drawn(box: Box, around_bytes: int, all_bytes: int, depth: int) -> str:
     width = box.size_bytes / around_bytes * 100 if around_bytes else 0.0
     text = f"{format_bytes(box.size_bytes)} in {format_count(box.count, 'block')}, {box.size_bytes / all_bytes:.1%}"
-    shown = PurePath(box.name).name if "/" in box.name and not box.name.startswith("tag ") else box.name
+    shown = box.name if box.name.startswith("tag ") else PurePath(box.name).name or box.name
     below = sorted(box.below.values(), key=lambda each: -each.size_bytes)
     drawn = "".join(
         _drawn(each, box.size_bytes, all_bytes, depth + 1)

@@ -74,11 +74,12 @@ struct RecordedText {
   std::uint32_t id;
   std::int32_t line;         // site
   std::uint32_t file_bytes;  // site: the text is file and function
-  std::uint32_t via;         // site: reserved for another site's id; zero
-  std::uint32_t flags;       // site: reserved; zero
+  std::uint32_t via;         // site: the library's line that it went through, a site of its own; zero: none
+  std::uint32_t flags;       // site: kLibraryLine
   std::uint32_t outer;       // tag: the tag around it
 };
 static_assert(sizeof(RecordedText) == 32);
+inline constexpr std::uint32_t kLibraryLine = 1;  // of an installed package, and no line of the program's
 
 struct RecordingHeader {
   std::uint64_t magic;

@@ -249,6 +249,8 @@ void Recording::write_sites(std::uint32_t last) noexcept {
       record.id = next;
       record.line = site.line;
       record.file_bytes = static_cast<std::uint32_t>(file.size());
+      record.via = site.via;
+      record.flags = site.library ? kLibraryLine : 0;
       write_text(record, file, function);
       sites_written_.store(next + 1, std::memory_order_release);
     }
