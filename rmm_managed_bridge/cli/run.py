@@ -53,7 +53,7 @@ def run(
     with subprocess.Popen([*command, how, what, *rest], env=environment) as process:
         code_or_signal = _wait(process)
     path = expanded(environment[VARIABLE], process.pid)
-    _say(path, code_or_signal, as_json)
+    _say(path, process.pid, code_or_signal, as_json)
     if code_or_signal < 0:
         return 128 - code_or_signal
     return code_or_signal
@@ -90,7 +90,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
             signal.signal(number, handler)
 
 
-def _say(path: Path, code: int, as_json: bool) -> None:
+def _say(path: Path, pid: int, code: int, as_json: bool) -> None:
     """Say on standard error how it went: what the program printed stays as it is."""
     from rmm_managed_bridge.cli.recording.common import line_facts, state_of
     from rmm_managed_bridge.recordings import read
@@ -99,6 +99,8 @@ def _say(path: Path, code: int, as_json: bool) -> None:
     facts: dict[str, object] = {"file": str(path), "exit_code": max(code, 0), "signal": max(-code, 0)}
     try:
         content = read(path)
+        if content.header.pid != pid:
+            raise BridgeError(f"{path} is another program's")
     except BridgeError as error:
         text = f"rmm-bridge: no recording: {error}"
         facts["error"] = str(error)

@@ -169,6 +169,7 @@ def test_run_of_a_program_that_fails_or_dies(tmp_path: Path) -> None:
     done = run(tmp_path, "-o", "a.rec", "-c", "print('never')")
     assert (done.returncode, done.stdout) == (1, "")
     assert "it exists" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"rmm-bridge: no recording: {tmp_path / 'a.rec'} is another program's"
     assert run(tmp_path).returncode == 2
 
 
