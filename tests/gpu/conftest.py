@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -59,6 +60,10 @@ class Slow:
 def cupy() -> ModuleType:
     import cupy
 
+    # CuPy imports SciPy now and then, where it is, and that all modules of NumPy's: some keep arrays for ever.
+    for module in ("numpy.ma", "numpy.polynomial", "scipy.sparse", "scipy.special"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     free, _ = cupy.cuda.runtime.memGetInfo()
     assert free > 8 << 30, f"{free} bytes are free on the card; these tests want 8 GiB, of which they use at most 4"
     # The first launch of a kernel loads its module, which ends a capture in global mode.

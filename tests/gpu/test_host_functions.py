@@ -17,7 +17,6 @@ def small(rmm_pool: Any, cupy: Any, gpu_install: Any) -> Iterator[Any]:
     """The bridge with at most 128 MiB."""
     import rmm_managed_bridge as bridge
 
-    cupy.ones(1) + 1  # the first kernel imports modules of NumPy's that keep arrays
     gpu_install(bridge, frameworks=["numpy", "cupy"], maximum_pool_size="128MiB")
     yield bridge
     cupy.cuda.Device().synchronize()
