@@ -39,7 +39,7 @@ struct PoolOptions {
   std::size_t limit_bytes = kNoLimit;              // of what is reserved from upstream
   std::size_t release_threshold_bytes = kNoLimit;  // more than this is not kept cached
   std::size_t quarantine_limit_bytes = kNoLimit;   // more than this, and an allocation waits a while before it grows
-  std::chrono::milliseconds patience{1000};        // that while
+  std::chrono::milliseconds patience{1000};        // that while, and how long a refusal waits for what others have in hand
   // An allocation that cannot be served otherwise waits for freed blocks as long as any of the work that they wait for ends this often.
   std::chrono::milliseconds wait_timeout{60'000};
   // No more is reserved than twice what was live lately, and a little: see pool_budget.hpp. `release_threshold_bytes` takes its place.

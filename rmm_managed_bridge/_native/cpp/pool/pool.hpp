@@ -428,7 +428,6 @@ class Pool : public ForkLocks {
   bool poll_once(bool& moved);
   bool wait_a_while(const Want& want, Grant& out);
   Refusal look_last(const Want& want, Grant& out);
-  static constexpr int kMostPauses = 100;  // about a second
   void pause(int turn) const noexcept;
   bool fits(const Want& want) noexcept;
 

@@ -181,7 +181,8 @@ bool Pool::close(bool wait) {
     if (empty) break;
     if (!others) return false;
     // Not for ever: an upstream in Python that closes the pool in its own free would wait for itself.
-    for (int turn = 0; turn < kMostPauses && hands_.load() != 0; ++turn) pause(turn);
+    const auto until = std::chrono::steady_clock::now() + options_.patience;
+    for (int turn = 0; hands_.load() != 0 && std::chrono::steady_clock::now() < until; ++turn) pause(turn);
     if (hands_.load() != 0 || live_count() != 0) return false;
   }
   WithoutGil without(process_);

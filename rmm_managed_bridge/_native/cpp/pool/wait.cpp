@@ -126,10 +126,13 @@ bool Pool::fits(const Want& want) noexcept {
 // the time always have something in hand, and an upstream in Python that allocates in its own calls would wait for itself.
 Refusal Pool::look_last(const Want& want, Grant& out) {
   const auto idle = [&] { return with_lock([&] { return take_idle(want, out) || take_new(want, out, true); }); };
+  const auto until = std::chrono::steady_clock::now() + options_.patience;
   for (int pauses = 0;;) {
     const std::uint64_t begun = hands_begun_.load();  // before: who begins between the two is seen by one of them
     bool others = hands_.load() != 0;
-    const auto again = [&] { return (others || hands_begun_.load() != begun) && pauses < kMostPauses && fits(want); };
+    const auto again = [&] {
+      return (others || hands_begun_.load() != begun) && std::chrono::steady_clock::now() < until && fits(want);
+    };
     if (idle() || grow(want, out, &others)) return Refusal::none;
     if (!again()) {
       // Last, what other work still holds.
