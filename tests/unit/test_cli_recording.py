@@ -183,7 +183,11 @@ print("go", flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code], env=program_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code],
+        cwd=tmp_path,  # not the checkout, which has no native modules where a wheel is tested
+        env=program_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"go\n"
