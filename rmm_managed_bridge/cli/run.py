@@ -19,6 +19,8 @@ __all__ = ["run"]
 @click.option("--size", default=None, help='How large the recording is: "128MiB".')
 @click.option("--backend", default=None, help="As install(backend=...): auto, managed, system or host.")
 @click.option("--frameworks", default=None, help="As install(frameworks=...): numpy,cupy,warp,torch or some of them.")
+@click.option("--initial-pool-size", default=None, help='As install(initial_pool_size=...): "2GiB".')
+@click.option("--maximum-pool-size", default=None, help='As install(maximum_pool_size=...): "8GiB".')
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.option("-c", "code", metavar="CODE", help="Run this text, as python -c does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard error at the end.")
@@ -28,6 +30,8 @@ def run(
     size: str | None,
     backend: str | None,
     frameworks: str | None,
+    initial_pool_size: str | None,
+    maximum_pool_size: str | None,
     module: str | None,
     code: str | None,
     as_json: bool,
@@ -45,9 +49,14 @@ def run(
         pattern = os.environ[VARIABLE]
     environment = {name: value for name, value in os.environ.items() if name != OWNER_VARIABLE}
     environment[VARIABLE] = str(Path(str(Path.cwd()).replace("%", "%%")) / pattern)
-    for name, value in (("BACKEND", backend), ("FRAMEWORKS", frameworks), ("RECORD_SIZE", size)):
-        if value is not None:
-            environment[f"RMM_BRIDGE_{name}"] = value
+    asked = {
+        "BACKEND": backend,
+        "FRAMEWORKS": frameworks,
+        "INITIAL_POOL_SIZE": initial_pool_size,
+        "MAXIMUM_POOL_SIZE": maximum_pool_size,
+        "RECORD_SIZE": size,
+    }
+    environment |= {f"RMM_BRIDGE_{name}": value for name, value in asked.items() if value is not None}
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-m", "rmm_managed_bridge.cli.child"]
     with subprocess.Popen([*command, how, what, *rest], env=environment) as process:

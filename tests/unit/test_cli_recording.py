@@ -173,6 +173,16 @@ def test_run_of_a_program_that_fails_or_dies(tmp_path: Path) -> None:
     assert run(tmp_path).returncode == 2
 
 
+def test_run_hands_on_what_install_is_asked_for(tmp_path: Path) -> None:
+    code = "import numpy as np; np.ones(100 << 20, 'u1')"
+    done = run(tmp_path, "-o", "a.rec", "--backend", "host", "--maximum-pool-size", "64MiB", "-c", code)
+    assert done.returncode == 1
+    assert "at most 64.0 MiB" in done.stderr
+    done = run(tmp_path, "-o", "b.rec", "--maximum-pool-size", "64 apples", "-c", "print('never')")
+    assert done.returncode != 0
+    assert "64 apples" in done.stderr
+
+
 def test_live_of_a_running_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = f"""
 import sys, numpy as np, rmm_managed_bridge as bridge
