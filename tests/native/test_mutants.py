@@ -180,10 +180,12 @@ MUTANTS = {
     "a lock of the caller's is not respected": Mutant(
         "pool/allocate.cpp", "if (KeepGil::kept()) return grow", "if (false) return grow"
     ),
-    "age is not asked in a capture": Mutant("pool/free.cpp", "if (since && !each.must) {", "if (!each.must) {"),
-    "what a capture uses does not wait for it": Mutant("pool/free.cpp", "if (since && !each.must) {", "if (since) {"),
+    "age is not asked in a capture": Mutant("pool/free.cpp", "if (younger && !each.must) {", "if (!each.must) {"),
+    "what a capture uses does not wait for it": Mutant(
+        "pool/free.cpp", "if (younger && !each.must) {", "if (younger) {"
+    ),
     "one capture is as another": Mutant(
-        "pool/free.cpp", "lane.capture == each.capture && freed.born_ns", "lane.capture != 0 && freed.born_ns"
+        "streams/lane_table.hpp", "return lane.capture == capture && born_ns", "return lane.capture != 0 && born_ns"
     ),
     "blocks are freed twice": Mutant(
         "pool/tracked_pool.hpp",

@@ -7,8 +7,8 @@ from fake_cuda import RELAXED, FakeCuda
 from fake_cuda.pool import KIB, MIB, Bench
 
 pytestmark = pytest.mark.fake_driver
-TICK_SECONDS = 0.02
-"""More than the coarse clock's step, by which a block's age is told."""
+TICK_SECONDS = 0.06
+"""More than the margin and the step of the coarse clock, by which a block's age is told."""
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "base/clock.hpp"
 #include "pool/front.hpp"
 
 namespace rmm_bridge {
@@ -88,7 +87,7 @@ void Pool::quarantine(std::vector<Block*>&& blocks, std::size_t bytes, const std
 void Pool::sign_all(std::span<const WaitFor> recorded, std::uint64_t later) noexcept {
   for (const WaitFor& each : recorded) {
     if (each.event == nullptr) continue;
-    lanes_.note_capture(lanes_.at(each.lane), 0, 0);  // it is over
+    lanes_.note_capture(lanes_.at(each.lane), 0);  // it is over
     quarantine_.sign(lanes_.at(each.lane), each.event, later);
   }
 }
@@ -232,9 +231,9 @@ void Pool::free_shown(const Freeing& freed, const StreamRef* stream, const Endin
   std::scoped_lock lock(lock_);
   for (const Captured& each : captured) {
     Lane& lane = lanes_.at(each.lane);
-    const bool since = lane.capture == each.capture && freed.born_ns > lane.capture_seen_ns;
-    lanes_.note_capture(lane, each.capture, coarse_time_ns());
-    if (since && !each.must) {
+    const bool younger = lanes_.is_younger(lane, each.capture, freed.born_ns);
+    lanes_.note_capture(lane, each.capture);
+    if (younger && !each.must) {
       waits.erase(std::remove_if(waits.begin() + first, waits.end(), [&](const WaitFor& wait) { return wait.lane == each.lane; }),
                   waits.end());
     }
@@ -286,7 +285,7 @@ void Pool::flush_deferred() noexcept {
     }
     std::scoped_lock lock(lock_);
     for (const auto& [index, capture] : captured) {
-      if (capture != 0) lanes_.note_capture(lanes_.at(index), capture, coarse_time_ns());
+      if (capture != 0) lanes_.note_capture(lanes_.at(index), capture);
     }
     sign_all({waits.begin() + first, waits.end()}, later);
     quarantine(std::move(blocks), bytes, waits, true);

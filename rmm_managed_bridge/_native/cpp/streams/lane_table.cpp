@@ -67,7 +67,7 @@ void LaneTable::open_front(Lane& lane) noexcept {
 }
 
 void* LaneTable::let_go(Lane& lane, EventRef departure) noexcept {
-  note_capture(lane, 0, 0);
+  note_capture(lane, 0);
   forget_departure(lane);  // the new one stands behind it
   if (departure != nullptr) working_count_.fetch_add(1, std::memory_order_relaxed);
   lane.departure = std::move(departure);
@@ -86,7 +86,7 @@ void LaneTable::recycle(Lane& lane) noexcept {
   if (last_index_ == lane.index) last_key_ = StreamRef::kHostKey;
   by_key_.erase(lane.stream.key);
   unhold(lane);
-  note_capture(lane, 0, 0);
+  note_capture(lane, 0);
   lane.owner = nullptr;
   lane.state.store(State::idle, std::memory_order_relaxed);
   forget_departure(lane);

@@ -3,10 +3,12 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "streams/lane.hpp"
 
 namespace rmm_bridge {
@@ -51,11 +53,18 @@ class LaneTable {
   void* let_go(Lane& lane, EventRef departure) noexcept;
 
   // The stream takes part in this capture, or in none if it is 0.
-  void note_capture(Lane& lane, std::uint64_t capture, std::int64_t now_ns) noexcept {
+  void note_capture(Lane& lane, std::uint64_t capture) noexcept {
     if (lane.capture == capture) return;
     capturing_count_.fetch_add((capture != 0) - (lane.capture != 0), std::memory_order_relaxed);
     lane.capture = capture;
-    lane.capture_seen_ns = now_ns;
+    lane.capture_seen_ns = coarse_time_ns();
+  }
+  // Whether a block that was made then is younger than this capture, in which the stream is. By the clock that blocks have, and that
+  // people set: if that was done since the table was made, nobody knows, and by how much less that is not noticed is the margin.
+  static constexpr std::int64_t kClockNoise = 10'000'000, kMargin = 2 * kClockNoise;
+  bool is_younger(const Lane& lane, std::uint64_t capture, std::int64_t born_ns) const noexcept {
+    const bool as_it_was = std::abs(coarse_time_ns() - steady_time_ns() - clock_ns_) < kClockNoise;
+    return lane.capture == capture && born_ns > lane.capture_seen_ns + kMargin && as_it_was;
   }
   // Whether a stream was last seen to be captured. Needs no lock.
   bool any_capture() const noexcept { return capturing_count_.load(std::memory_order_relaxed) != 0; }
@@ -91,6 +100,7 @@ class LaneTable {
   std::array<std::atomic<Lane*>, 65536 / kChunk> chunks_{};  // never freed: the hot path reads them without a lock
   std::size_t count_ = 0;
   std::atomic<int> working_count_{0}, capturing_count_{0};
+  const std::int64_t clock_ns_ = coarse_time_ns() - steady_time_ns();
   std::unordered_map<std::uint64_t, std::uint16_t> by_key_;
   std::unordered_map<CUstream, std::uint16_t> by_handle_;  // of held streams
   std::vector<std::uint16_t> idle_;
