@@ -79,7 +79,7 @@ def lines_table(title: str, holders: Sequence[Holder], total_bytes: int, count: 
             _share(size, total_bytes),
             str(blocks),
             who,
-            shorten_left(str(site), _SITE_WIDTH),
+            short_site(site),
             site.function,
         )
         for site, who, size, blocks in lines[:count]
