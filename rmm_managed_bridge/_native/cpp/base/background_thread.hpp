@@ -7,7 +7,6 @@
 #pragma once
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/threads.hpp"
 
 namespace rmm_bridge {
 
@@ -99,10 +99,7 @@ class BackgroundThread {
 
  private:
   bool start() noexcept {
-    // Signals are for the program's threads: Python's handlers expect to interrupt one of them.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const WithoutSignals without;
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
@@ -113,7 +110,6 @@ class BackgroundThread {
     };
     const bool made = pthread_create(&thread, &detached, body, this) == 0;
     pthread_attr_destroy(&detached);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return made;
   }
 

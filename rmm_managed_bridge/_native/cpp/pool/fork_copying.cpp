@@ -1,13 +1,11 @@
 #include "pool/fork_copying.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
-#include <thread>
 #include <utility>
+
+#include "base/threads.hpp"
 
 namespace rmm_bridge {
 
@@ -15,29 +13,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostThreads = 8;
 constexpr std::size_t kLeastCopied = std::size_t{4} << 20;  // below, a thread costs more than it spares
 constexpr std::size_t kStagingBytes = std::size_t{32} << 20, kPieceBytes = std::size_t{1} << 20;
 // Between blocks of the CPU's that lie so near, only blocks that were freed can lie. Without such holes a child has fewer mappings,
 // of which the kernel allows it a number.
 constexpr std::uintptr_t kLargestHole = kGranule / 2;
-
-// No signal is for these threads: Python's handlers are for the program's own.
-template <typename Work>
-void on_threads(std::size_t count, Work& work) noexcept {
-  std::array<std::thread, kMostThreads> others;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::size_t begun = 0;
-  try {
-    for (; begun + 1 < std::min(count, kMostThreads); ++begun) others[begun] = std::thread([&work] { work(); });
-  } catch (const std::exception&) {  // no more threads are to be had
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  work();
-  for (std::size_t index = 0; index < begun; ++index) others[index].join();
-}
 
 // A page that both hold is left as it is: children share it.
 std::size_t bring_up_to_date(const char* from, char* to, std::size_t bytes, std::size_t page_bytes) noexcept {

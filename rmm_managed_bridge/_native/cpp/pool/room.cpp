@@ -1,14 +1,10 @@
 // Pool, the part about its budget: how much it takes from upstream, and what goes back so that no more is kept than the program used
 // lately. docs/design/pool.md has the reasons and what each constant costs.
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstring>
-#include <exception>
-#include <thread>
 
+#include "base/threads.hpp"
 #include "pool/pool.hpp"
 
 namespace rmm_bridge {
@@ -26,26 +22,14 @@ constexpr std::size_t kPageBytes = 64 << 10;     // a multiple of what pages hav
 // a host of 16 cores (docs/design/measured.md).
 constexpr std::size_t kLeastShared = 8 * kMib;
 constexpr std::size_t kLeastShare = 4 * kMib;  // of one thread, which takes some 20 us to begin
-constexpr std::size_t kMostWriters = 8;
 
-// No signal is for these threads: Python's handlers are for the program's own.
 void write_zeros(char* ptr, std::size_t bytes, std::size_t writers) noexcept {
   const std::size_t share = (bytes / writers + kPageBytes - 1) / kPageBytes * kPageBytes;
-  std::array<std::thread, kMostWriters> others;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::size_t done = 0, begun = 0;
-  try {
-    for (; begun + 1 < writers && done + share < bytes; done += share) {
-      others[begun] = std::thread([at = ptr + done, share] { std::memset(at, 0, share); });
-      ++begun;
-    }
-  } catch (const std::exception&) {  // no more threads are to be had: the rest is this one's
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  std::memset(ptr + done, 0, bytes - done);
-  for (std::size_t index = 0; index < begun; ++index) others[index].join();
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t at; (at = next.fetch_add(share)) < bytes;) std::memset(ptr + at, 0, std::min(share, bytes - at));
+  };
+  on_threads(writers, work);
 }
 
 }  // namespace
@@ -265,7 +249,7 @@ void Pool::fill_with_zeros(char* ptr, std::size_t bytes) noexcept {
   }
   if (ordered() && bytes >= kLeastShared && process_.running()) {
     const WithoutGil without(process_);
-    write_zeros(ptr, bytes, std::min({process_.limits.processors(), kMostWriters, bytes / kLeastShare}));
+    write_zeros(ptr, bytes, std::min({process_.limits.processors(), kMostThreads, bytes / kLeastShare}));
   } else {
     std::memset(ptr, 0, bytes);
   }
